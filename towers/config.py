@@ -1,0 +1,223 @@
+"""What a run is asked to do: one frozen dataclass for each section, and `Config`, which is all of them.
+
+A field's default stands beside a one-line doc; scripts make an absl flag of each field. A stage's signature names its
+own section only, which a `Config` is.
+"""
+
+import dataclasses
+from typing import Any, Literal, TypeVar
+
+T = TypeVar('T')
+
+
+def option(default: T, doc: str) -> T:
+    """A dataclass field that carries its one-line doc, from which a flag's help is made."""
+    return dataclasses.field(default=default, metadata={'doc': doc})  # type: ignore[return-value]
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises ValueError with `message` unless `condition` holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def _at_least(section: Any, least: float, *names: str) -> None:
+    for name in names:
+        value = getattr(section, name)
+        require(value is None or value >= least, f'--{name} must be at least {least:g}, got {value!r}; give a larger value.')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Section:
+    """Base of the sections; `__post_init__` checks one section's values."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where a value can't be right."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeviceConfig(Section):
+    """Devices: where the towers run."""
+
+    num_gpus: int = option(1, 'number of towers, one on each GPU')
+    device: Literal['auto', 'gpu', 'cpu'] = option('auto', 'auto: GPUs where there are any, else CPU devices as fake GPUs')
+    intra_op_threads: int | None = option(None, 'threads inside one operation; chosen from devices and towers if not given')
+    inter_op_threads: int | None = option(None, 'operations that run at once; chosen from devices and towers if not given')
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, 'num_gpus', 'intra_op_threads', 'inter_op_threads')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StrategyConfig(Section):
+    """Replication: how the towers share variables, gradients and statistics."""
+
+    strategy: Literal['parameter_server', 'mirrored'] = option(
+        'parameter_server', 'parameter_server: variables on the CPU, read by all towers; mirrored: a copy on each tower'
+    )
+    batch_norm: Literal['mean', 'first'] = option('mean', "moving statistics: mean of the towers' by examples, or tower 0's")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InputConfig(Section):
+    """Input: how examples become batches."""
+
+    batch_size: int | None = option(None, 'examples for each tower and step; 32 if neither size is given')
+    global_batch_size: int | None = option(None, 'examples for each step over all towers; the other way to say batch_size')
+    input_pipeline: Literal['global', 'sharded'] = option(
+        'global', 'global: one pipeline, its batch split over the towers; sharded: a pipeline for each tower, which keeps its slice'
+    )
+    prefetch: int | None = option(None, 'global batches made ahead of the step; chosen by tf.data if not given')
+    train_epochs: int | None = option(None, 'passes over the training data after which training ends')
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, 'batch_size', 'global_batch_size', 'train_epochs')
+        _at_least(self, 0, 'prefetch')
+        require(
+            self.batch_size is None or self.global_batch_size is None,
+            f'--batch_size={self.batch_size} and --global_batch_size={self.global_batch_size} are two ways to say one thing; give one.',
+        )
+
+    def examples_per_step(self, towers: int) -> int:
+        """The global batch size for `towers` towers.
+
+        Raises:
+          ValueError: the global batch has fewer examples than there are towers.
+        """
+        size = self.global_batch_size or (self.batch_size or 32) * towers
+        require(
+            size >= towers,
+            f'Global batch {size} is smaller than {towers} towers; use at least one example for each tower, or --num_gpus={size}.',
+        )
+        return size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(Section):
+    """Optimizer: the update and its learning rate."""
+
+    optimizer: Literal[
+        'sgd', 'momentum', 'nesterov', 'adam', 'adamw', 'rmsprop', 'adagrad', 'adagrad_da', 'adadelta', 'ftrl',
+        'proximal_sgd', 'proximal_adagrad',
+    ] = option('momentum', "tf.train's optimizers by name; nesterov is momentum with look-ahead, adamw adam that wants --weight_decay")  # fmt: skip
+    learning_rate: float = option(0.05, 'learning rate before the schedule; never scaled by the number of towers')
+    momentum: float = option(0.9, 'of momentum, nesterov and rmsprop')
+    beta1: float = option(0.9, "decay of Adam's first moment")
+    beta2: float = option(0.999, "decay of Adam's second moment")
+    rho: float = option(0.9, 'decay of the squared gradients of rmsprop and adadelta')
+    epsilon: float | None = option(None, "the optimizer's epsilon; its own default if not given")
+    weight_decay: float = option(0.0, 'decoupled weight decay (AdamW): every trainable variable loses learning_rate * weight_decay of itself; slim means --l2')
+    l2: float = option(0.0, 'penalty l2 * sum(w^2) / 2 in the loss, which the optimizer sees as gradient; AdamW means --weight_decay')
+    clip_norm: float | None = option(None, 'global norm to which the mean gradient is clipped')
+    schedule: Literal['constant', 'piecewise', 'exponential', 'polynomial', 'cosine'] = option('constant', 'how the learning rate changes')
+    schedule_unit: Literal['steps', 'examples', 'epochs'] = option('steps', 'what boundaries, decay_every, decay_over and warmup count')
+    boundaries: tuple[float, ...] = option((), 'piecewise: where the rate is multiplied by decay_rate again')
+    decay_rate: float = option(0.1, 'piecewise and exponential: the factor')
+    decay_every: float | None = option(None, 'exponential: multiply by decay_rate once in so many')
+    staircase: bool = option(True, 'exponential: in steps, not smoothly')
+    decay_over: float | None = option(None, 'polynomial and cosine: reach end_learning_rate after so many; the whole training if not given')
+    end_learning_rate: float = option(0.0, 'polynomial and cosine: the last rate')
+    power: float = option(1.0, 'polynomial: exponent')
+    warmup: float = option(0.0, 'the rate rises linearly over so many, whatever the schedule')
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, 'learning_rate', 'weight_decay', 'l2', 'end_learning_rate', 'warmup', 'momentum')
+        for name in ('clip_norm', 'decay_every', 'decay_over', 'epsilon', 'decay_rate', 'power'):
+            value = getattr(self, name)
+            require(value is None or value > 0, f'--{name} must be above 0, got {value!r}; give a positive value.')
+        for name in ('beta1', 'beta2', 'rho'):
+            require(0 <= getattr(self, name) < 1, f'--{name} must be in [0, 1), got {getattr(self, name)!r}.')
+        require(
+            self.schedule != 'piecewise' or bool(self.boundaries),
+            '--schedule=piecewise needs --boundaries, got none; give e.g. --boundaries=30,60 --schedule_unit=epochs.',
+        )
+        require(
+            list(self.boundaries) == sorted(set(self.boundaries)), f'--boundaries must rise, got {list(self.boundaries)}; sort them.'
+        )
+        require(
+            self.schedule != 'exponential' or self.decay_every is not None,
+            '--schedule=exponential needs --decay_every, got none; give e.g. --decay_every=1 --schedule_unit=epochs.',
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig(Section):
+    """Run: how long, where and with which seed."""
+
+    model_dir: str | None = option(None, 'run directory; runs/<model>-<dataset> for scripts if not given')
+    train_steps: int | None = option(None, 'global steps at which training ends; 400 if no limit is given')
+    train_secs: float | None = option(None, 'seconds of this call after which training ends')
+    seed: int = option(1, 'of initial weights, shuffling, dropout and augmentation')
+    deterministic: bool = option(False, 'the same bits at every run of the same towers, at some cost')
+    nan_policy: Literal['stop', 'ignore'] = option('stop', 'what a loss that is not finite does')
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, 'train_steps', 'train_secs', 'seed')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(Section):
+    """Checkpoints: saving, keeping and starting from them."""
+
+    save_steps: int | None = option(100, 'steps between checkpoints; 0 = not by steps')
+    save_secs: float | None = option(None, 'seconds between checkpoints')
+    keep_checkpoints: int = option(5, 'newest checkpoints to keep')
+    init_checkpoint: str | None = option(None, 'checkpoint (prefix or folder) whose values a new run starts from')
+    init_exclude: tuple[str, ...] = option((), 'regular expressions of variables that init_checkpoint does not set')
+    init_rename: tuple[str, ...] = option((), "pattern:replacement pairs from this model's names to init_checkpoint's")
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, 'save_steps', 'save_secs')
+        _at_least(self, 1, 'keep_checkpoints')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportConfig(Section):
+    """Reports: progress, TensorBoard and logs."""
+
+    log_steps: int = option(20, 'steps between progress lines and rows of metrics.jsonl')
+    summary_steps: int = option(100, 'steps between the summaries that cost a little: norms, per-tower losses, the model\'s own')
+    histograms: bool = option(False, 'histograms of variables and gradients in TensorBoard')
+    images: bool = option(False, 'the first images of a batch in TensorBoard')
+    tensorboard: bool = option(False, 'start TensorBoard on a free port and print its address')
+    verbose: bool = option(False, "show TensorFlow's own start-up log")
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, 'log_steps', 'summary_steps')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalConfig(Section):
+    """Evaluation: the evaluator beside or after the training."""
+
+    evaluate: bool = option(False, 'run an evaluator beside the training, in a process of its own')
+    eval_name: str = option('test', 'name of the evaluator; it writes under eval/<name>')
+    eval_batch_size: int = option(256, 'examples for each tower and evaluation step')
+    eval_num_gpus: int = option(1, 'towers of the evaluator')
+    eval_device: Literal['auto', 'gpu', 'cpu'] = option('cpu', "where the evaluator's towers run")
+    eval_idle_secs: float = option(600.0, 'seconds without a new checkpoint after which a continuous evaluator ends')
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, 'eval_batch_size', 'eval_num_gpus')
+        _at_least(self, 0, 'eval_idle_secs')
+
+
+SECTIONS: tuple[type[Section], ...] = (
+    DeviceConfig,
+    StrategyConfig,
+    InputConfig,
+    OptimizerConfig,
+    RunConfig,
+    CheckpointConfig,
+    ReportConfig,
+    EvalConfig,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(DeviceConfig, StrategyConfig, InputConfig, OptimizerConfig, RunConfig, CheckpointConfig, ReportConfig, EvalConfig):
+    """Everything that a run can be asked for, flat: `Config(num_gpus=4, model_dir='runs/mine')`."""
+
+    def __post_init__(self) -> None:
+        for section in SECTIONS:
+            section.__post_init__(self)

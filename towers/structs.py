@@ -1,0 +1,287 @@
+"""The nouns of Towers: frozen records that the stages hand to one another.
+
+A stage takes some of these and returns others; none stores on its argument. Tensors in a record belong to the
+graph that was current when it was made.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
+Batch: TypeAlias = Any  # a structure of tensors whose first axis is the example
+Dataset: TypeAlias = Callable[[], tf.data.Dataset]  # makes a dataset of single examples in the current graph
+
+
+@dataclasses.dataclass(frozen=True)
+class Tower:
+    """Where one copy of the model runs.
+
+    Attributes:
+      index: 0-based number of the tower over all machines.
+      devices: device strings of this tower; more than one means model parallelism inside the tower.
+      host: device string of the CPU of the tower's machine.
+    """
+
+    index: int
+    devices: tuple[str, ...]
+    host: str
+
+    @property
+    def scope(self) -> str:
+        """The name scope in which this tower is built: `tower_0`, `tower_1`, ..."""
+        return f'tower_{self.index}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A quantity that adds up over examples, towers, batches and evaluators.
+
+    Attributes:
+      sums: tensors of any shape that add: the totals of two batches are the sums of their `sums`.
+      result: function from the totals (numpy arrays, in the order of `sums`) to the value, a float or an array.
+    """
+
+    sums: tuple[tf.Tensor, ...]
+    result: Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """One of several losses of a model, with the variables that it trains (a GAN has two).
+
+    Attributes:
+      name: readable name, unique within the model.
+      loss: scalar mean over the tower's examples.
+      variables: the variables that this loss trains; no variable belongs to two objectives.
+    """
+
+    name: str
+    loss: tf.Tensor
+    variables: tuple[tf.Variable, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOutput:
+    """What a model function returns for one tower's batch.
+
+    Attributes:
+      loss: scalar, the mean over the tower's examples; None where only predictions or objectives are made.
+      weight: scalar weight of that mean, such as the number of unmasked tokens; None = the number of examples.
+      metrics: name -> `Metric`, or a scalar mean over the examples, or a pair (scalar mean, scalar weight).
+      predictions: tensors with one row an example, for exporting.
+      objectives: several losses in place of `loss`.
+    """
+
+    loss: tf.Tensor | None = None
+    weight: tf.Tensor | None = None
+    metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    predictions: Any = None
+    objectives: tuple[Objective, ...] = ()
+
+
+Model: TypeAlias = Callable[..., ModelOutput]  # model(batch, *, training)
+
+
+@dataclasses.dataclass(frozen=True)
+class TowerBatch:
+    """One tower's part of a global batch.
+
+    Attributes:
+      features: structure of tensors, first axis [n_i]; where the tower has no example, one row of the global batch.
+      examples: int64 scalar n_i, 0 where the row is only a stand-in.
+      first: int64 scalar, index in the global batch of the first row.
+    """
+
+    features: Batch
+    examples: tf.Tensor
+    first: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """A training input: one global batch a step, split over the towers.
+
+    Attributes:
+      batches: one `TowerBatch` for each tower.
+      examples: int64 scalar, examples in this step's global batch.
+      initializer: operation that starts the iterators at the first batch.
+      ended: bool scalar that asks the iterators themselves whether the data is at its end.
+      position: string scalar, the serialised state of the iterators after this step's batch; None = not saved.
+      restore_position: function from a string tensor to the operation that sets the iterators to that state.
+      fingerprint: identifies the pipeline that a position belongs to.
+    """
+
+    batches: tuple[TowerBatch, ...]
+    examples: tf.Tensor
+    initializer: tf.Operation
+    ended: tf.Tensor
+    position: tf.Tensor | None
+    restore_position: Callable[[tf.Tensor], tf.Operation] | None
+    fingerprint: str
+
+
+@dataclasses.dataclass(frozen=True)
+class StateWrite:
+    """A model's own write to a non-trainable variable (a moving mean), read from UPDATE_OPS and not run.
+
+    Attributes:
+      variable: the variable that the model writes.
+      kind: 'assign', 'assign_add' or 'assign_sub'.
+      value: what is assigned, added or subtracted.
+    """
+
+    variable: tf.Variable
+    kind: str
+    value: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class TowerOutput:
+    """What was recorded while one tower was built.
+
+    Attributes:
+      tower: where it runs.
+      output: what the model returned, its losses and weight in fp32.
+      examples: int64 scalar, real examples of this tower.
+      weight: fp32 scalar, this tower's unnormalised share of the mean.
+      gradients: of `weight * loss`, aligned with `variables`; None where the loss does not reach a variable.
+      variables: the trainable variables as this tower sees them, in order of creation.
+      state: the model's writes to non-trainable variables.
+      penalties: regularisation terms that the loss does not contain, scalars.
+      metrics: name -> `Metric`, all short forms resolved, empty towers adding nothing.
+      summaries: serialised summary tensors that the model made.
+    """
+
+    tower: Tower
+    output: ModelOutput
+    examples: tf.Tensor
+    weight: tf.Tensor
+    gradients: tuple[Gradient, ...]
+    variables: tuple[tf.Variable, ...]
+    state: tuple[StateWrite, ...]
+    penalties: tuple[tf.Tensor, ...]
+    metrics: Mapping[str, Metric]
+    summaries: tuple[tf.Tensor, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sum:
+    """Unnormalised totals: sums of w_i x_i in at least fp32. Adding two Sums is associative.
+
+    Attributes:
+      gradients: aligned with `variables`.
+      variables: the canonical trainable variables (tower 0's).
+      weight: fp32 scalar, the sum of the towers' weights.
+      loss: fp32 scalar, the sum of weight * loss.
+      state: summed state writes, each value weighted by examples over `examples`.
+      examples: int64 scalar, number of examples.
+      metrics: name -> Metric with summed `sums`.
+    """
+
+    gradients: tuple[Gradient, ...]
+    variables: tuple[tf.Variable, ...]
+    weight: tf.Tensor
+    loss: tf.Tensor
+    state: tuple[StateWrite, ...]
+    examples: tf.Tensor
+    metrics: Mapping[str, Metric]
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """One application of a total: apply these gradients to these variables, on this device.
+
+    Attributes:
+      device: device string for the update's own operations.
+      scope: function to the context in which the optimizer makes its slots.
+      gradients: aligned with `variables`.
+      variables: one copy of the trainable variables.
+      state: writes to apply with it; only one of several Updates carries them.
+    """
+
+    device: str
+    scope: Callable[[], AbstractContextManager[Any]]
+    gradients: tuple[Gradient, ...]
+    variables: tuple[tf.Variable, ...]
+    state: tuple[StateWrite, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainStep:
+    """All that a session needs to know of one training step.
+
+    Attributes:
+      ops: the operation that makes one whole step, one for each runner.
+      step: int64 scalar, global_step after this step; fetching it is ordered with the step.
+      report: name -> scalar tensor, fetched at every step: step, loss, penalty, total_loss, learning_rate, examples,
+        examples_seen.
+      scalars: name -> scalar tensor, computed only when summaries are due: gradient_norm, weight_norm, towers/0/loss, ...
+      metrics: name -> Metric, totals of this step's global batch.
+      summaries: serialised Summary tensors of the model and the histograms asked for.
+      summary_prefixes: scope prefixes to strip from the tags in `summaries`.
+      global_step: the int64 step variable.
+      saved: the variables of a checkpoint, by their name in it.
+      sync: operation that sets every copy from the canonical variables, run after initialising and restoring.
+      input: the input that feeds the step.
+    """
+
+    ops: tuple[tf.Operation, ...]
+    step: tf.Tensor
+    report: Mapping[str, tf.Tensor]
+    scalars: Mapping[str, tf.Tensor]
+    metrics: Mapping[str, Metric]
+    summaries: tuple[tf.Tensor, ...]
+    summary_prefixes: tuple[str, ...]
+    global_step: tf.Variable
+    saved: Mapping[str, tf.Variable]
+    sync: tf.Operation
+    input: Input
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategy:
+    """The only functions in which replication strategies differ.
+
+    Attributes:
+      name: as in `--strategy`.
+      scope: Tower -> context in which that tower's model is built.
+      reduce: the towers' outputs -> one Sum for each group that is updated together.
+      spread: (a Sum, the towers' outputs) -> the Updates that bring it to every copy of the variables.
+    """
+
+    name: str
+    scope: Callable[[Tower], AbstractContextManager[Any]]
+    reduce: Callable[[Sequence[TowerOutput]], Sequence[Sum]]
+    spread: Callable[[Sum, Sequence[TowerOutput]], Sequence[Update]]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """How a training ended.
+
+    Attributes:
+      step: global_step at the end.
+      examples: examples trained on, over the whole life of the run.
+      loss: the last step's loss; NaN where no step was made.
+      steps_run: steps made by this call.
+      examples_per_sec: mean rate of this call, 0.0 where no step was made.
+      checkpoint: prefix of the newest checkpoint; None where nothing was saved.
+      evaluation: name -> value on the evaluation dataset, empty where there is none.
+      stopped_by: why it ended: 'steps', 'data', 'hook', 'time' or 'signal'.
+      model_dir: the run directory, absolute.
+    """
+
+    step: int
+    examples: int
+    loss: float
+    steps_run: int
+    examples_per_sec: float
+    checkpoint: str | None
+    evaluation: Mapping[str, float | np.ndarray]
+    stopped_by: str
+    model_dir: str
