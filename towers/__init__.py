@@ -1,1 +1,24 @@
-"""Towers."""
+"""Distributed in-graph replication for TensorFlow graphs: one model function, N towers, one master session.
+
+    flags -> Config -> devices -> inputs -> build -> reduce -> chain -> train_step -> session -> hooks -> writers
+                 `-> session_config --------------------------------------^  `-> checkpoint -> evaluation
+"""
+
+from towers.config import Config
+from towers.metrics import accuracy, mean, mean_squared_error, top_k
+from towers.randomness import dropout, random_uniform
+from towers.structs import Metric, ModelOutput, Objective, TrainResult
+
+__all__ = [
+    'Config',
+    'Metric',
+    'ModelOutput',
+    'Objective',
+    'TrainResult',
+    'accuracy',
+    'dropout',
+    'mean',
+    'mean_squared_error',
+    'random_uniform',
+    'top_k',
+]
