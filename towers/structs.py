@@ -114,6 +114,7 @@ class Input:
       position: string scalar, the serialised state of the iterators after this step's batch; None = not saved.
       restore_position: function from a string tensor to the operation that sets the iterators to that state.
       fingerprint: identifies the pipeline that a position belongs to.
+      epoch_examples: examples in one pass over the dataset; None = unknown or endless.
     """
 
     batches: tuple[TowerBatch, ...]
@@ -123,6 +124,7 @@ class Input:
     position: tf.Tensor | None
     restore_position: Callable[[tf.Tensor], tf.Operation] | None
     fingerprint: str
+    epoch_examples: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,251 @@
+"""Datasets of single examples become one global batch a step, split over the towers on the host.
+
+A batch never crosses the end of an epoch. The split is made in the graph, so the input's position does not depend on
+the number of towers; `sharded` pipelines slice inside tf.data instead, off the step's path, and read N times as much.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+import tensorflow.compat.v1 as tf
+
+from towers import config, structs
+
+_nest = tf.nest
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A user's dataset in the current graph.
+
+    Attributes:
+      dataset: single examples of any structure.
+      size: examples in one pass; None = unknown or endless.
+      endless: whether a pass never ends.
+    """
+
+    dataset: tf.data.Dataset
+    size: int | None
+    endless: bool
+
+
+def open_source(dataset: structs.Dataset, *, host: str, proto: tf.ConfigProto | None = None) -> Source:
+    """Makes the user's dataset in the current graph and asks for its size.
+
+    Args:
+      dataset: zero-argument function that returns a tf.data.Dataset of single examples.
+      host: device string of the CPU that reads it.
+      proto: options of the session that asks; the master session's own, since a process keeps the first ones.
+
+    Raises:
+      ValueError: `dataset` does not return a dataset, or an empty one.
+    """
+    with tf.device(host), tf.name_scope('input'):
+        made = dataset()
+        if not isinstance(made, tf.compat.v2.data.Dataset):
+            raise ValueError(f'A dataset function must return a tf.data.Dataset of single examples, got {type(made).__name__}.')
+        cardinality = tf.data.experimental.cardinality(made)
+    graph = tf.get_default_graph()
+    with tf.Session(graph=graph, config=proto) as session:
+        size = int(session.run(cardinality))
+    if size == 0:
+        raise ValueError('The dataset has no examples; expected at least one. Check its files and filters.')
+    endless = size == tf.data.experimental.INFINITE_CARDINALITY
+    return Source(made, size if size > 0 else None, endless)
+
+
+def training(source: Source, section: config.InputConfig, towers: Sequence[structs.Tower]) -> structs.Input:
+    """The training input: repeated, batched within epochs, split and prefetched; never shuffled here.
+
+    Raises:
+      ValueError: the global batch is smaller than the number of towers, or epochs are asked of an endless dataset.
+    """
+    size = section.examples_per_step(len(towers))
+    if source.endless and section.train_epochs is not None:
+        raise ValueError(f'--train_epochs={section.train_epochs} needs a dataset that ends, got an endless one; give --train_steps.')
+    whole = source.endless or (source.size is not None and source.size % size == 0)
+    dataset = _batched(source.dataset, size, drop_remainder=whole).repeat(section.train_epochs)
+    sharded = section.input_pipeline == 'sharded'
+    made = (_sharded if sharded else _global)(dataset, section.prefetch, towers)
+    # Two inputs with equal facts can exchange positions; the number of towers matters only where each has a pipeline.
+    facts = (repr(dataset.element_spec), source.size, size, section.train_epochs is None, len(towers) if sharded else 0)
+    fingerprint = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    return dataclasses.replace(made, fingerprint=fingerprint, epoch_examples=source.size)
+
+
+def evaluation(source: Source, batch_size: int, towers: Sequence[structs.Tower]) -> structs.Input:
+    """One pass over the dataset in global batches of `batch_size` for each tower; the last may be smaller."""
+    if source.endless:
+        raise ValueError('Evaluation needs a dataset that ends, got an endless one; use take(n).')
+    size = batch_size * len(towers)
+    whole = source.size is not None and source.size % size == 0
+    made = _global(_batched(source.dataset, size, drop_remainder=whole), None, towers, saved=False)
+    return dataclasses.replace(made, epoch_examples=source.size)
+
+
+def bounds(examples: tf.Tensor, towers: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Rows of each tower: counts of examples [N], and first rows [N]; the first towers get one more.
+
+    An empty tower's first row is row 0, which stands in with weight 0.
+    """
+    index = tf.range(towers, dtype=tf.int64)
+    counts = examples // towers + tf.cast(index < examples % towers, tf.int64)
+    first = tf.where(counts > 0, tf.cumsum(counts, exclusive=True), tf.zeros_like(counts))
+    return counts, first
+
+
+def _batched(dataset: tf.data.Dataset, size: int, *, drop_remainder: bool) -> tf.data.Dataset:
+    shapes = [spec.shape for spec in _nest.flatten(dataset.element_spec) if isinstance(spec, tf.TensorSpec)]
+    if any(not shape.is_fully_defined() for shape in shapes):
+        return dataset.padded_batch(size, drop_remainder=drop_remainder)
+    return dataset.batch(size, drop_remainder=drop_remainder)
+
+
+def _prefetched(dataset: tf.data.Dataset, prefetch: int | None) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.deterministic = True
+    ahead = tf.data.AUTOTUNE if prefetch is None else prefetch
+    return dataset.prefetch(ahead).with_options(options) if ahead else dataset.with_options(options)
+
+
+def _global(
+    dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[structs.Tower], *, saved: bool = True
+) -> structs.Input:
+    with tf.device(towers[0].host), tf.name_scope('input'):
+        iterator = tf.data.make_initializable_iterator(_prefetched(dataset, prefetch))
+        features = iterator.get_next()
+        batches, examples = _split(features, towers)
+        ended = tf.logical_not(iterator.get_next_as_optional().has_value())
+        position, restore = _position([iterator]) if saved else (None, None)
+    return structs.Input(
+        batches=batches,
+        examples=examples,
+        initializer=iterator.initializer,
+        ended=ended,
+        position=position,
+        restore_position=restore,
+        fingerprint='',
+    )
+
+
+def _sharded(dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[structs.Tower]) -> structs.Input:
+    iterators, batches, totals = [], [], []
+    for tower in towers:
+        with tf.device(tower.host), tf.name_scope('input'):
+            own = _prefetched(dataset.map(_slicer(tower.index, len(towers)), num_parallel_calls=1), prefetch)
+            iterator = tf.data.make_initializable_iterator(own)
+            features, count, first, total = iterator.get_next()
+            iterators.append(iterator)
+            totals.append(total)
+            batches.append(structs.TowerBatch(features, count, first))
+    with tf.device(towers[0].host), tf.name_scope('input'):
+        ended = tf.logical_not(iterators[0].get_next_as_optional().has_value())
+        position, restore = _position(iterators)
+        return structs.Input(
+            batches=tuple(batches),
+            examples=totals[0],
+            initializer=tf.group(*[iterator.initializer for iterator in iterators]),
+            ended=ended,
+            position=position,
+            restore_position=restore,
+            fingerprint='',
+        )
+
+
+def _slicer(tower: int, towers: int) -> Callable[..., tuple[structs.Batch, tf.Tensor, tf.Tensor, tf.Tensor]]:
+    def pick(*element: structs.Batch) -> tuple[structs.Batch, tf.Tensor, tf.Tensor, tf.Tensor]:
+        features = element if len(element) > 1 else element[0]
+        static, rows = _rows(features)
+        total = tf.constant(static, tf.int64) if static is not None else rows
+        if static is not None:
+            sizes = _static_sizes(static, towers)
+            lo = sum(sizes[:tower])
+            part = _nest.map_structure(lambda x: x[lo : lo + sizes[tower]], features)
+            return part, tf.constant(sizes[tower], tf.int64), tf.constant(lo, tf.int64), total
+        counts, first = bounds(rows, towers)
+        lo, n = first[tower], counts[tower]
+        return _nest.map_structure(lambda x: _slice(x, lo, tf.maximum(n, 1)), features), n, lo, total
+
+    return pick
+
+
+def _split(features: structs.Batch, towers: Sequence[structs.Tower]) -> tuple[tuple[structs.TowerBatch, ...], tf.Tensor]:
+    """Each tower's rows of the global batch, and its number of examples."""
+    static, rows = _rows(features)
+    n = len(towers)
+    examples = tf.constant(static, tf.int64) if static is not None else rows
+    if n == 1:
+        return (structs.TowerBatch(features, examples, tf.constant(0, tf.int64)),), examples
+    if static is not None:
+        sizes = _static_sizes(static, n)
+        flat = [tf.split(x, sizes) if isinstance(x, tf.Tensor) else _pieces(x, sizes) for x in _nest.flatten(features)]
+        firsts = [sum(sizes[:i]) for i in range(n)]
+        parts = [_nest.pack_sequence_as(features, [pieces[i] for pieces in flat]) for i in range(n)]
+        batches = [
+            structs.TowerBatch(part, tf.constant(size, tf.int64), tf.constant(first, tf.int64))
+            for part, size, first in zip(parts, sizes, firsts, strict=True)
+        ]
+        return tuple(batches), examples
+    counts, first = (tf.unstack(x, n) for x in bounds(rows, n))
+    lengths = [tf.maximum(count, 1) for count in counts]
+    return tuple(
+        structs.TowerBatch(_nest.map_structure(lambda x, lo=lo, size=size: _slice(x, lo, size), features), count, lo)
+        for count, lo, size in zip(counts, first, lengths, strict=True)
+    ), examples
+
+
+def _static_sizes(rows: int, towers: int) -> list[int]:
+    return [rows // towers + (i < rows % towers) for i in range(towers)]
+
+
+def _rows(features: structs.Batch) -> tuple[int | None, tf.Tensor]:
+    """Examples of a batch: the static number, if known, and an int64 scalar."""
+    leaf = _nest.flatten(features)[0]
+    if isinstance(leaf, tf.SparseTensor):
+        return None, leaf.dense_shape[0]
+    if isinstance(leaf, tf.RaggedTensor):
+        return None, tf.cast(leaf.nrows(), tf.int64)
+    return leaf.shape.as_list()[0], tf.shape(leaf, out_type=tf.int64)[0]
+
+
+def _slice(x: tf.Tensor, lo: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    if isinstance(x, tf.SparseTensor):
+        rest = x.dense_shape[1:]
+        return tf.sparse.slice(x, tf.concat([[lo], tf.zeros_like(rest)], 0), tf.concat([[size], rest], 0))
+    return x[lo : lo + size]
+
+
+def _pieces(x: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [_slice(x, tf.constant(lo, tf.int64), tf.constant(n, tf.int64)) for lo, n in zip(starts, sizes, strict=True)]
+
+
+def _position(iterators: Sequence[tf.data.Iterator]) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Operation]]:
+    """The iterators' state as one string scalar, and the function that sets them to it."""
+    with _without_deprecation_notice():
+        saveables = [tf.data.experimental.make_saveable_from_iterator(iterator) for iterator in iterators]
+    states = [tf.io.serialize_tensor(saveable.specs[0].tensor) for saveable in saveables]
+    position = tf.io.serialize_tensor(tf.stack(states))
+
+    def restore(saved: tf.Tensor) -> tf.Operation:
+        parts = tf.ensure_shape(tf.io.parse_tensor(saved, tf.string), [len(saveables)])
+        variants = [tf.io.parse_tensor(part, tf.variant) for part in tf.unstack(parts)]
+        return tf.group(*[saveable.restore([variant], None) for saveable, variant in zip(saveables, variants, strict=True)])
+
+    return position, restore
+
+
+@contextlib.contextmanager
+def _without_deprecation_notice() -> Iterator[None]:
+    """make_saveable_from_iterator is the public way to an iterator's state, and says at each call that it is old."""
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
