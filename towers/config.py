@@ -12,7 +12,7 @@ T = TypeVar('T')
 
 def option(default: T, doc: str) -> T:
     """A dataclass field that carries its one-line doc, from which a flag's help is made."""
-    return dataclasses.field(default=default, metadata={'doc': doc})  # type: ignore[return-value]
+    return dataclasses.field(default=default, metadata={'doc': doc})
 
 
 def require(condition: bool, message: str) -> None:
