@@ -1,0 +1,277 @@
+"""Each tower's copy of the model, and what was recorded while it was built.
+
+This is the one place where TensorFlow's ambient state (collections, name scopes, graph seeds) is read; from here on
+it travels in fields. Nothing is found by parsing a name, so tower 1 never matches tower 10.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from towers import metrics, randomness, structs
+
+_PER_TOWER = (tf.GraphKeys.LOSSES, tf.GraphKeys.UPDATE_OPS, tf.GraphKeys.SUMMARIES)
+_WRITES = {
+    'AssignVariableOp': 'assign',
+    'AssignAddVariableOp': 'assign_add',
+    'AssignSubVariableOp': 'assign_sub',
+}
+_CALLS = frozenset({'If', 'StatelessIf', 'While', 'StatelessWhile', 'PartitionedCall', 'StatefulPartitionedCall', 'Case'})
+
+Scope = Callable[[structs.Tower], AbstractContextManager[Any]]
+
+
+def training(
+    model: structs.Model,
+    source: structs.Input,
+    towers: Sequence[structs.Tower],
+    *,
+    scope: Scope,
+    draws: Callable[[tf.Tensor], randomness.Draws],
+) -> tuple[structs.TowerOutput, ...]:
+    """Builds the model in training on every tower, with its gradients.
+
+    Args:
+      model: `model(batch, *, training) -> ModelOutput`.
+      source: the input whose batches feed the towers.
+      towers: where the copies run, tower 0 first.
+      scope: the strategy's context for one tower; its value maps a canonical variable to the tower's own.
+      draws: from the index of a tower's first example to the source of its random draws.
+
+    Raises:
+      ValueError: the model returns no loss, makes variables that towers can't share, or hides a write.
+    """
+    penalties: list[tf.Tensor] = []
+    with _seed_kept():
+        outputs = []
+        for tower, batch in zip(towers, source.batches, strict=True):
+            with _tower(tower, scope, penalties) as localise, randomness.drawing(draws(batch.first)):
+                tf.set_random_seed(randomness.fold(draws(batch.first).seed, 'tower', tower.index))
+                output = _checked(model(batch.features, training=True))
+                variables = tuple(localise(v) for v in (outputs[0].variables if outputs else tf.trainable_variables()))
+                outputs.append(_record(tower, output, source, variables))
+        _require_gradients(outputs)
+    return tuple(outputs)
+
+
+def inference(
+    model: structs.Model, source: structs.Input, towers: Sequence[structs.Tower], *, scope: Scope
+) -> tuple[structs.TowerOutput, ...]:
+    """Builds the model out of training on every tower, with metrics and predictions and no gradients."""
+    outputs = []
+    for tower, batch in zip(towers, source.batches, strict=True):
+        with _tower(tower, scope, []):
+            output = _checked(model(batch.features, training=False), loss=False)
+            outputs.append(_recorded(tower, output, batch, _weight(output, batch.examples)))
+    return tuple(outputs)
+
+
+@contextlib.contextmanager
+def _tower(tower: structs.Tower, scope: Scope, penalties: list[tf.Tensor]) -> Iterator[Any]:
+    """Devices, names and collections of one tower: the model finds what a one-tower program would."""
+    graph = tf.get_default_graph()
+    regularisation = graph.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
+    regularisation[:] = penalties
+    first = {key: list(graph.get_collection_ref(key)) for key in _PER_TOWER}
+    for key in _PER_TOWER:
+        graph.get_collection_ref(key)[:] = []
+
+    def get(inner: Callable[..., tf.Variable], *args: Any, **kwargs: Any) -> tf.Variable:
+        before = len(regularisation)
+        variable = inner(*args, **kwargs)
+        penalties.extend(regularisation[before:])
+        return variable
+
+    with tf.name_scope(f'{tower.scope}/'), tf.device(tower.devices[0]), scope(tower) as localise:
+        with tf.variable_scope(tf.get_variable_scope(), custom_getter=get):
+            yield localise
+    if tower.index:  # Hooks that look into the collections see one tower, the first.
+        for key in _PER_TOWER:
+            graph.get_collection_ref(key)[:] = first[key]
+
+
+@contextlib.contextmanager
+def _seed_kept() -> Iterator[None]:
+    graph = tf.get_default_graph()
+    seed = graph.seed
+    yield
+    graph.seed = seed
+
+
+def _checked(output: structs.ModelOutput, *, loss: bool = True) -> structs.ModelOutput:
+    if not isinstance(output, structs.ModelOutput):
+        raise ValueError(f'A model must return a towers.ModelOutput, got {type(output).__name__}; wrap the loss: ModelOutput(loss).')
+    if output.objectives:
+        if output.loss is not None:
+            raise ValueError('A model returns a loss or objectives, got both; leave ModelOutput.loss out.')
+        return dataclasses.replace(output, loss=tf.add_n([tf.cast(o.loss, tf.float32) for o in output.objectives]))
+    if output.loss is None:
+        if loss:
+            raise ValueError('A model in training must return a loss, got None; give ModelOutput(loss=...).')
+        return output
+    value = tf.convert_to_tensor(output.loss)
+    if value.shape.rank != 0:
+        raise ValueError(f'The loss must be a scalar mean over the examples, got shape {value.shape}; use tf.reduce_mean.')
+    return dataclasses.replace(output, loss=value)
+
+
+def _weight(output: structs.ModelOutput, examples: tf.Tensor) -> tf.Tensor:
+    weight = examples if output.weight is None else output.weight
+    return tf.cast(weight, tf.float32)
+
+
+def _record(
+    tower: structs.Tower, output: structs.ModelOutput, source: structs.Input, variables: tuple[tf.Variable, ...]
+) -> structs.TowerOutput:
+    """Everything of one tower in training; called inside its scopes."""
+    batch = source.batches[tower.index]
+    seen = ancestors([output.loss.op])
+    state = tuple(_state(tf.get_collection(tf.GraphKeys.UPDATE_OPS), seen))
+    output, outside = _penalties(output, seen, batch)
+    count = _weight(output, batch.examples)
+    if output.weight is not None:
+        weight = tf.math.multiply_no_nan(count, tf.cast(batch.examples > 0, tf.float32))
+    else:  # A share of the whole batch, so that the sum needs no division afterwards.
+        weight = _known(count / tf.cast(source.examples, tf.float32))
+    with tf.name_scope('gradients'):
+        gradients = _gradients(output, variables, weight)
+    made = _recorded(tower, output, batch, count)
+    return dataclasses.replace(made, weight=weight, gradients=gradients, variables=variables, state=state, penalties=outside)
+
+
+def _recorded(
+    tower: structs.Tower, output: structs.ModelOutput, batch: structs.TowerBatch, count: tf.Tensor
+) -> structs.TowerOutput:
+    """What inference and training have in common."""
+    resolved = {name: metrics.resolve(name, metric, count) for name, metric in output.metrics.items()}
+    if tf.get_static_value(batch.examples) is None:
+        resolved = {name: _unless_empty(metric, batch.examples) for name, metric in resolved.items()}
+    loss = None if output.loss is None else tf.cast(output.loss, tf.float32)
+    return structs.TowerOutput(
+        tower=tower,
+        output=dataclasses.replace(output, loss=loss),
+        examples=batch.examples,
+        weight=count,
+        gradients=(),
+        variables=(),
+        state=(),
+        penalties=(),
+        metrics=resolved,
+        summaries=tuple(tf.get_collection(tf.GraphKeys.SUMMARIES)),
+    )
+
+
+def _known(value: tf.Tensor) -> tf.Tensor:
+    """A constant of its own where the value is known, so that nothing crosses devices for it."""
+    static = tf.get_static_value(value)
+    return value if static is None else tf.constant(static)
+
+
+def _unless_empty(metric: structs.Metric, examples: tf.Tensor) -> structs.Metric:
+    """The metric of a tower whose only row is a stand-in adds nothing."""
+    return structs.Metric(tuple(tf.where(examples > 0, s, tf.zeros_like(s)) for s in metric.sums), metric.result)
+
+
+def _gradients(output: structs.ModelOutput, variables: Sequence[tf.Variable], weight: tf.Tensor) -> tuple[structs.Gradient, ...]:
+    """Gradients of weight * loss, aligned with `variables`, in fp32 at least.
+
+    The weight goes in as the gradient of the loss, which costs nothing; but not where it may be 0 for a loss that
+    isn't finite (a mean over no tokens), nor where it would lose bits of a half-precision gradient.
+    """
+    half = any(v.dtype.base_dtype.size < 4 for v in variables)
+    early = output.weight is None and not half
+    pairs = [(o.loss, o.variables) for o in output.objectives] or [(output.loss, variables)]
+    found: dict[Any, structs.Gradient] = {}
+    for loss, wanted in pairs:
+        ys = tf.cast(weight, loss.dtype) if early else None
+        made = tf.gradients(loss, list(wanted), grad_ys=ys, colocate_gradients_with_ops=True)
+        for variable, gradient in zip(wanted, made, strict=True):
+            if found.setdefault(variable.handle.name, gradient) is not gradient:
+                raise ValueError(f'The variable {variable.op.name!r} belongs to two objectives; give each variable to one.')
+    gradients = (found.get(v.handle.name) for v in variables)
+    return tuple(g if early or g is None else _weighted(g, weight) for g in gradients)
+
+
+def _weighted(gradient: tf.Tensor | tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_weighted(gradient.values, weight), gradient.indices, gradient.dense_shape)
+    value = tf.cast(gradient, tf.float32) if gradient.dtype.size < 4 else gradient
+    return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
+
+
+def _penalties(
+    output: structs.ModelOutput, seen: set[tf.Operation], batch: structs.TowerBatch
+) -> tuple[structs.ModelOutput, tuple[tf.Tensor, ...]]:
+    """Penalties that the loss does not contain; one that depends on the batch joins the tower's loss instead."""
+    data = {leaf.op for leaf in tf.nest.flatten(batch.features, expand_composites=True)}
+    outside = []
+    for penalty in tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES):
+        if penalty.op in seen:
+            continue
+        if data & ancestors([penalty.op]):
+            output = dataclasses.replace(output, loss=output.loss + tf.cast(penalty, output.loss.dtype))
+        else:
+            outside.append(penalty)
+    return output, tuple(outside)
+
+
+def ancestors(ops: Sequence[tf.Operation]) -> set[tf.Operation]:
+    """The operations that these need, themselves included."""
+    seen: set[tf.Operation] = set()
+    waiting = list(ops)
+    while waiting:
+        op = waiting.pop()
+        if op not in seen:
+            seen.add(op)
+            waiting.extend(tensor.op for tensor in op.inputs)
+            waiting.extend(op.control_inputs)
+    return seen
+
+
+def _state(updates: Sequence[Any], loss_needs: set[tf.Operation]) -> Iterator[structs.StateWrite]:
+    """The writes behind UPDATE_OPS, each once, in order."""
+    done: set[tf.Operation] = set()
+    owners = {v.handle.name: v for v in tf.global_variables() if hasattr(v, 'handle')}
+    for update in updates:
+        op = getattr(update, 'op', update)
+        for write in _writes_behind(op):
+            if write in loss_needs:
+                raise ValueError(f'The loss depends on the write {write.name!r}, which N towers would make N times; {_PLAIN}')
+            if write not in done:
+                done.add(write)
+                yield structs.StateWrite(owners[write.inputs[0].name], _WRITES[write.type], write.inputs[1])
+
+
+_PLAIN = 'add a plain assign, assign_add or assign_sub to tf.GraphKeys.UPDATE_OPS that the loss does not need.'
+
+
+def _writes_behind(update: tf.Operation) -> list[tf.Operation]:
+    """The assign operations that running `update` would run."""
+    found, seen, waiting = [], set(), [update]
+    while waiting:
+        op = waiting.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        if op.type in _WRITES:
+            found.append(op)
+            continue
+        waiting.extend(tensor.op for tensor in op.inputs)
+        waiting.extend(op.control_inputs)
+    hidden = [op for op in seen if op.type in _CALLS and op.op_def.is_stateful] if not found else []
+    if not found:
+        where = f', hidden in {hidden[0].name!r} ({hidden[0].type})' if hidden else ''
+        raise ValueError(f'The update {update.name!r} holds no write to a variable that Towers can read{where}; {_PLAIN}')
+    return sorted(found, key=lambda op: op.name)
+
+
+def _require_gradients(outputs: Sequence[structs.TowerOutput]) -> None:
+    first = outputs[0]
+    if not first.variables:
+        raise ValueError('The model made no trainable variable; expected at least one tf.get_variable(..., trainable=True).')
+    if all(g is None for output in outputs for g in output.gradients):
+        raise ValueError(f'No gradient of the loss {first.output.loss.op.name!r} reaches a trainable variable; it must depend on one.')

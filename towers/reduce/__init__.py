@@ -1,0 +1,1 @@
+"""Ways to add up what the towers made."""

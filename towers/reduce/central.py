@@ -1,0 +1,91 @@
+"""The towers' outputs added on one device: the classic way, deterministic in its order."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+from towers import structs
+
+
+def total(outputs: Sequence[structs.TowerOutput], *, device: str, statistics: Literal['mean', 'first'] = 'mean') -> structs.Sum:
+    """The unnormalised sum over towers, in fp32 at least.
+
+    Args:
+      outputs: one for each tower, with aligned gradients and variables.
+      device: device string where the sums are made.
+      statistics: 'mean' weighs the towers' state writes by examples, 'first' takes tower 0's.
+    """
+    variables = outputs[0].variables
+    gradients = []
+    with tf.device(device), tf.name_scope('sum'):
+        for index, variable in enumerate(variables):
+            with tf.name_scope(variable.op.name):
+                gradients.append(add([output.gradients[index] for output in outputs], variable))
+        examples = _add([output.examples for output in outputs])
+        return structs.Sum(
+            gradients=tuple(gradients),
+            variables=variables,
+            weight=_add([output.weight for output in outputs]),
+            loss=_add([_weighted_loss(output) for output in outputs]),
+            state=_state(outputs, examples, statistics),
+            examples=examples,
+            metrics=add_metrics([output.metrics for output in outputs]),
+        )
+
+
+def add(gradients: Sequence[structs.Gradient], variable: tf.Variable) -> structs.Gradient:
+    """The sum of one variable's gradients: sparse if all are, None if all are; None in some counts as zero."""
+    present = [g for g in gradients if g is not None]
+    if not present:
+        logging.warning('No gradient reaches the variable %r in any tower; it is not trained.', variable.op.name)
+        return None
+    if all(isinstance(g, tf.IndexedSlices) for g in present):
+        if len(present) == 1:
+            return present[0]
+        values = tf.concat([g.values for g in present], 0)
+        return tf.IndexedSlices(values, tf.concat([g.indices for g in present], 0), present[0].dense_shape)
+    return _add([dense(g, variable) for g in present])
+
+
+def dense(gradient: tf.Tensor | tf.IndexedSlices, variable: tf.Variable) -> tf.Tensor:
+    """A gradient of the variable's shape."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows = tf.cast(tf.expand_dims(gradient.indices, 1), tf.int64)
+    return tf.scatter_nd(rows, gradient.values, tf.shape(variable, out_type=tf.int64))
+
+
+def add_metrics(metrics: Sequence[Mapping[str, structs.Metric]]) -> dict[str, structs.Metric]:
+    """Metrics of several towers as one: their sums are added."""
+    return {
+        name: structs.Metric(tuple(_add(list(parts)) for parts in zip(*[m[name].sums for m in metrics], strict=True)), first.result)
+        for name, first in metrics[0].items()
+    }
+
+
+def _add(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tensors[0] if len(tensors) == 1 else tf.add_n(tensors)
+
+
+def _weighted_loss(output: structs.TowerOutput) -> tf.Tensor:
+    with tf.device(output.tower.devices[0]):
+        return tf.math.multiply_no_nan(output.output.loss, output.weight)
+
+
+def _state(outputs: Sequence[structs.TowerOutput], examples: tf.Tensor, statistics: str) -> tuple[structs.StateWrite, ...]:
+    """One write for each of tower 0's, its value the towers' mean weighted by examples."""
+    writes = []
+    for index, write in enumerate(outputs[0].state):
+        value = write.value
+        if statistics == 'mean' and value.dtype.is_floating and len(outputs) > 1:
+            value = _add([_share(output, output.state[index].value, examples) for output in outputs])
+        writes.append(structs.StateWrite(write.variable, write.kind, value))
+    return tuple(writes)
+
+
+def _share(output: structs.TowerOutput, value: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
+    with tf.device(output.tower.devices[0]):
+        share = tf.cast(output.examples, tf.float32) / tf.cast(examples, tf.float32)
+        return tf.math.multiply_no_nan(value, tf.cast(share, value.dtype))

@@ -1,0 +1,199 @@
+"""How a tower sees the model's variables: created once, named as in a one-tower program, read once a step.
+
+`getter` and `creating` are the two hooks that TensorFlow has for this: a custom getter sees `get_variable` by name, a
+creator scope sees every variable that is made, an optimizer's slots included.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from towers import randomness
+
+Localise = Callable[[tf.Variable], tf.Variable]
+
+
+def view(variable: tf.Variable, device: str) -> tf.Variable:
+    """The same variable, whose dense value crosses to `device` once however often it is used.
+
+    The view stays a variable: `assign` writes the original, and gathers go to the table itself, so that a table is
+    never read whole. The read is made when the value is first asked for.
+
+    Args:
+      variable: a dense resource variable.
+      device: device string of the reader.
+    """
+    graph = tf.get_default_graph()
+
+    @functools.cache
+    def value() -> tf.Tensor:
+        # The first use may lie inside a function or a branch, whose tensors nobody else can use: read outside it.
+        with graph.as_default(), tf.control_dependencies(None), tf.name_scope(None), tf.device(None), tf.device(device):
+            return tf.identity(variable.read_value(), name=f'{variable.op.name}/to_tower')
+
+    kind = _view_class(type(variable))
+    made = kind.__new__(kind)
+    made.__dict__.update(variable.__dict__, _towers_value=value)
+    return made
+
+
+@functools.cache
+def _view_class(kind: type) -> type:
+    return type('TowerVariable', (kind,), {'value': lambda self: self._towers_value()})
+
+
+def getter(*, seed: int, localise: Localise) -> Callable[..., tf.Variable]:
+    """A custom getter for a tower: seeds by name, penalties beside their variable, and the tower's own view.
+
+    Args:
+      seed: the run's seed; initial weights depend on it and on the variable's name alone.
+      localise: from the canonical variable to what this tower's model uses.
+    """
+
+    def get(inner: Callable[..., tf.Variable], name: str, *args: Any, **kwargs: Any) -> tf.Variable:
+        kwargs['use_resource'] = True
+        kwargs['initializer'] = seeded(kwargs.get('initializer'), randomness.fold(seed, name), kwargs)
+        if kwargs.get('regularizer') is not None:
+            kwargs['regularizer'] = _beside_variable(kwargs['regularizer'])
+        variable = inner(name, *args, **kwargs)
+        return localise(variable) if hasattr(variable, 'handle') and variable.trainable else variable
+
+    return get
+
+
+def seeded(initializer: Any, seed: int, kwargs: dict[str, Any]) -> Any:
+    """An initializer whose draws depend on `seed` alone, not on the operations made before it.
+
+    An initializer that the user gave a seed keeps it; a tensor or a number is returned as it is.
+
+    Args:
+      initializer: as `get_variable` takes it.
+      seed: what the draws depend on.
+      kwargs: the other arguments of get_variable.
+    """
+    if initializer is None:
+        return tf.glorot_uniform_initializer(seed=seed) if tf.as_dtype(kwargs.get('dtype') or tf.float32).is_floating else None
+    if isinstance(initializer, type):
+        initializer = initializer()
+    if not callable(initializer):
+        return initializer
+    if not hasattr(initializer, 'get_config'):
+        return _seeded_function(initializer, seed, takes_shape=kwargs.get('shape') is not None)
+    settings = initializer.get_config()
+    if 'seed' in settings and settings['seed'] is None:
+        return type(initializer).from_config({**settings, 'seed': seed})
+    return initializer
+
+
+def _seeded_function(initializer: Callable[..., Any], seed: int, *, takes_shape: bool) -> Callable[..., Any]:
+    """A plain function draws inside a graph function of its own, where operation seeds count from the start."""
+
+    def call(*args: Any, **kwargs: Any) -> tf.Tensor:
+        @tf.function(autograph=False)
+        def draw() -> tf.Tensor:
+            tf.set_random_seed(seed)
+            return tf.convert_to_tensor(initializer(*args, **kwargs))
+
+        return draw()
+
+    def with_shape(shape: Any, dtype: Any = None) -> tf.Tensor:
+        return call(shape, dtype=dtype)
+
+    return with_shape if takes_shape else lambda: call()
+
+
+def _beside_variable(regularizer: Callable[[tf.Variable], Any]) -> Callable[[tf.Variable], Any]:
+    def penalty(variable: tf.Variable) -> Any:
+        with tf.device(None), tf.device(variable.device):
+            return regularizer(variable)
+
+    return penalty
+
+
+@contextlib.contextmanager
+def creating(*, place: Callable[[bool], str], prefix: str, first: bool) -> Iterator[None]:
+    """Variables made inside are placed, and named without the tower's scope; later towers may make local ones only.
+
+    Args:
+      place: trainable? -> device string.
+      prefix: the tower's name scope with its slash.
+      first: whether this is tower 0, which makes the canonical variables.
+
+    Raises:
+      ValueError: a later tower makes a variable that a checkpoint would hold.
+    """
+
+    def creator(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+        local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ())
+        if not first and not local:
+            raise ValueError(
+                f'{prefix[:-1]} made the variable {kwargs.get("name") or "Variable"!r}, which tower_0 did not share; '
+                'expected the variables of tower_0. get_variable inside the model, with the same name each time, is what shares.'
+            )
+        if local:
+            return next_creator(**kwargs)
+        with tf.device(None), tf.device(place(kwargs.get('trainable') is not False)), without(prefix):
+            return next_creator(**kwargs)
+
+    with tf.variable_creator_scope(creator):
+        yield
+
+
+def without(prefix: str) -> AbstractContextManager[Any]:
+    """The current name scope less its leading `prefix`."""
+    current = tf.get_default_graph().get_name_scope() + '/'
+    if not current.startswith(prefix):
+        return contextlib.nullcontext()
+    return tf.name_scope(current[len(prefix) :] or None)
+
+
+@contextlib.contextmanager
+def rooted() -> Iterator[None]:
+    """Variables made inside (slots, beta powers) get the names of a classic program: no surrounding name scope."""
+
+    def creator(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+        with tf.name_scope(None):
+            return next_creator(**kwargs)
+
+    with tf.variable_creator_scope(creator):
+        yield
+
+
+@contextlib.contextmanager
+def local() -> Iterator[None]:
+    """Variables made inside are local: initialised, but in no checkpoint and in no trainable collection."""
+
+    def creator(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+        kwargs.update(collections=[tf.GraphKeys.LOCAL_VARIABLES], trainable=False)
+        with tf.name_scope(None):
+            return next_creator(**kwargs)
+
+    with tf.variable_creator_scope(creator):
+        yield
+
+
+def copy(variable: tf.Variable, tower: int, device: str) -> tf.Variable:
+    """A local copy of a canonical variable for one tower, zero until the first sync."""
+    with local(), tf.device(None), tf.device(device):
+        return tf.Variable(
+            lambda: tf.zeros(variable.shape, variable.dtype.base_dtype),
+            name=f'replica_{tower}/{variable.op.name}',
+            use_resource=True,
+        )
+
+
+@contextlib.contextmanager
+def recording(made: list[tf.Variable]) -> Iterator[None]:
+    """Appends every variable made inside to `made`, in order."""
+
+    def creator(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+        variable = next_creator(**kwargs)
+        made.append(variable)
+        return variable
+
+    with tf.variable_creator_scope(creator):
+        yield
