@@ -38,6 +38,23 @@ class Tower:
 
 
 @dataclasses.dataclass(frozen=True)
+class Placement:
+    """Devices of the towers and of what they share.
+
+    Attributes:
+      towers: one for each copy of the model, in order of their index.
+      parameter_device: device string of the variables and the averages.
+      fake: the towers run on the CPU, in place of GPUs.
+      note: one line for the log that says where the towers run and why.
+    """
+
+    towers: tuple[Tower, ...]
+    parameter_device: str
+    fake: bool
+    note: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Metric:
     """A quantity that adds up over examples, towers, batches and evaluators.
 

@@ -1,0 +1,78 @@
+import pytest
+import tensorflow.compat.v1 as tf
+
+from towers import config, devices, session_config
+
+CPU4 = ['/cpu:1', '/cpu:2', '/cpu:3', '/cpu:4']
+GPU4 = ['/gpu:0', '/gpu:1', '/gpu:2', '/gpu:3']
+
+
+@pytest.mark.parametrize(
+    ('device', 'towers', 'gpus', 'expected'),
+    [
+        ('auto', 4, 0, CPU4),
+        ('auto', 4, 4, GPU4),
+        ('auto', 2, 8, GPU4[:2]),
+        ('auto', 1, 0, ['/cpu:0']),
+        ('auto', 1, 1, ['/gpu:0']),
+        ('cpu', 4, 8, CPU4),
+        ('cpu', 1, 8, ['/cpu:0']),
+        ('gpu', 4, 4, GPU4),
+    ],
+)
+def test_towers_have_their_devices(device, towers, gpus, expected):
+    placement = devices.place(config.DeviceConfig(num_gpus=towers, device=device), gpus=gpus)
+    assert [tower.devices for tower in placement.towers] == [(name,) for name in expected]
+    assert [tower.index for tower in placement.towers] == list(range(towers))
+    assert {tower.host for tower in placement.towers} == {placement.parameter_device} == {'/cpu:0'}
+    assert placement.fake == expected[0].startswith('/cpu')
+
+
+@pytest.mark.parametrize(
+    ('device', 'towers', 'gpus', 'message'),
+    [
+        ('auto', 4, 2, '4 GPUs asked, 2 found; use --num_gpus=2, or --device=cpu for fake GPUs on the CPU.'),
+        ('gpu', 4, 1, '4 GPUs asked, 1 found; use --num_gpus=1, or --device=cpu for fake GPUs on the CPU.'),
+        ('gpu', 1, 0, '1 GPU asked, 0 found (--verbose shows why TensorFlow finds none); use --device=cpu for a tower on the CPU.'),
+    ],
+)
+def test_too_few_gpus_are_refused_with_the_ways_out(device, towers, gpus, message):
+    with pytest.raises(ValueError) as error:
+        devices.place(config.DeviceConfig(num_gpus=towers, device=device), gpus=gpus)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ('device', 'towers', 'gpus', 'note'),
+    [
+        ('auto', 4, 0, '4 towers on CPU devices as fake GPUs: no GPU was found.'),
+        ('cpu', 4, 4, '4 towers on CPU devices as fake GPUs, as --device=cpu asks.'),
+        ('auto', 1, 0, '1 tower on the CPU: no GPU was found.'),
+        ('auto', 2, 4, '2 towers on 2 GPUs.'),
+        ('gpu', 1, 1, '1 tower on 1 GPU.'),
+    ],
+)
+def test_the_note_says_where_and_why(device, towers, gpus, note):
+    assert devices.place(config.DeviceConfig(num_gpus=towers, device=device), gpus=gpus).note == note
+
+
+def test_without_a_count_tensorflow_is_asked():
+    found = len(tf.config.list_physical_devices('GPU'))
+    placement = devices.place(config.DeviceConfig(num_gpus=max(found, 2)))
+    assert placement.fake == (found == 0)
+
+
+@pytest.mark.parametrize('towers', [1, 2, 4])
+def test_a_session_with_its_options_has_each_fake_device(towers):
+    asked = config.DeviceConfig(num_gpus=towers, device='cpu')
+    placement = devices.place(asked)
+    with tf.Graph().as_default(), tf.Session(config=session_config.make(asked, placement)) as session:
+        devices.check_devices(session, placement)
+
+
+def test_missing_devices_are_named():
+    placement = devices.place(config.DeviceConfig(num_gpus=3, device='cpu'))
+    options = tf.ConfigProto(device_count={'CPU': 2})
+    with tf.Graph().as_default(), tf.Session(config=options) as session:
+        with pytest.raises(ValueError, match=r'wants /cpu:2, /cpu:3, the session has /job:localhost.*CPU:0, .*CPU:1; make'):
+            devices.check_devices(session, placement)

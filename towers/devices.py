@@ -1,0 +1,81 @@
+"""Where the towers run: real GPUs, or CPU devices that stand in for them."""
+
+from collections.abc import Sequence
+
+import tensorflow.compat.v1 as tf
+
+from towers import config as config_lib
+from towers import structs
+
+HOST = '/cpu:0'
+
+
+def place(config: config_lib.DeviceConfig, *, gpus: int | None = None) -> structs.Placement:
+    """Gives each tower its device.
+
+    `auto` takes GPUs where there is at least one, else CPU devices; several towers on the CPU have `/cpu:1`, `/cpu:2`, ...
+    and leave `/cpu:0` to the variables, a single one has `/cpu:0`.
+
+    Args:
+      config: how many towers and on what.
+      gpus: number of GPUs of this machine; None = ask TensorFlow.
+
+    Raises:
+      ValueError: GPUs are wanted and there are fewer than towers.
+    """
+    asked = config.num_gpus
+    found = 0 if config.device == 'cpu' else len(tf.config.list_physical_devices('GPU')) if gpus is None else gpus
+    if config.device == 'gpu' or found:
+        _require_gpus(asked, found)
+        return _placement([f'/gpu:{i}' for i in range(asked)], fake=False, note=f'{_count(asked)} on {_plural(asked, "GPU")}.')
+    devices = [f'/cpu:{i + 1}' for i in range(asked)] if asked > 1 else [HOST]
+    what = 'CPU devices as fake GPUs' if asked > 1 else 'the CPU'
+    note = f'{_count(asked)} on {what}' + (', as --device=cpu asks.' if config.device == 'cpu' else ': no GPU was found.')
+    return _placement(devices, fake=True, note=note)
+
+
+def check_devices(session: tf.Session, placement: structs.Placement) -> None:
+    """Makes sure that the session has each device that the placement names; soft placement would move a tower silently.
+
+    Raises:
+      ValueError: some are missing.
+    """
+    found = [device.name for device in session.list_devices()]
+    specs = [tf.DeviceSpec.from_string(name) for name in found]
+    wanted = [placement.parameter_device, *(d for tower in placement.towers for d in (*tower.devices, tower.host))]
+    missing = [name for name in dict.fromkeys(wanted) if not any(_matches(tf.DeviceSpec.from_string(name), spec) for spec in specs)]
+    if missing:
+        raise ValueError(
+            f'The placement wants {", ".join(missing)}, the session has {", ".join(found)}; '
+            "make the session with session_config.make's options, or ask for fewer towers."
+        )
+
+
+def _require_gpus(asked: int, found: int) -> None:
+    if found >= asked:
+        return
+    fewer = f'--num_gpus={found}, or ' if found else ''
+    why = '' if found else ' (--verbose shows why TensorFlow finds none)'
+    fakes = 'fake GPUs' if asked > 1 else 'a tower'
+    raise ValueError(
+        f'{_plural(asked, "GPU")} asked, {found} found{why}; use {fewer}--device=cpu for {fakes} on the CPU.',
+    )
+
+
+def _placement(devices: Sequence[str], *, fake: bool, note: str) -> structs.Placement:
+    towers = tuple(structs.Tower(index, (device,), HOST) for index, device in enumerate(devices))
+    return structs.Placement(towers, HOST, fake, note)
+
+
+def _matches(wanted: tf.DeviceSpec, found: tf.DeviceSpec) -> bool:
+    """Whether `found` has every part that `wanted` names."""
+    parts = ('job', 'replica', 'task', 'device_type', 'device_index')
+    return all(getattr(wanted, part) in (None, getattr(found, part)) for part in parts)
+
+
+def _plural(number: int, what: str) -> str:
+    return f'{number} {what}' + ('' if number == 1 else 's')
+
+
+def _count(towers: int) -> str:
+    return _plural(towers, 'tower')
