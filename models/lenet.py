@@ -1,0 +1,43 @@
+"""A small convolutional network in the way of LeNet-5 (LeCun et al. 1998), with ReLU and max-pooling."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import tensorflow.compat.v1 as tf
+
+import towers
+from models import layers, losses
+
+
+@dataclasses.dataclass(frozen=True)
+class Hparams:
+    """Sizes of the network.
+
+    Attributes:
+      conv1: filters of the first 5 x 5 convolution.
+      conv2: filters of the second.
+      dense: units of the hidden dense layer.
+      classes: number of classes.
+    """
+
+    conv1: int = 32
+    conv2: int = 64
+    dense: int = 512
+    classes: int = 10
+
+
+def model(batch: Mapping[str, tf.Tensor], *, training: bool, hparams: Hparams) -> towers.ModelOutput:
+    """Two convolutions with pooling, a hidden dense layer, and a linear one; images of any size.
+
+    Args:
+      batch: 'image' float [B, H, W, C], 'label' integer [B] (may be absent).
+      training: makes no difference here: there is neither dropout nor batch norm.
+      hparams: sizes.
+    """
+    del training
+    x = batch['image']  # [B, H, W, C]
+    for index, filters in enumerate((hparams.conv1, hparams.conv2), start=1):
+        x = layers.max_pool(tf.nn.relu(layers.conv2d(x, f'conv{index}', kernel=(5, 5, filters))))
+    x = layers.flatten(x)  # [B, H / 4 * W / 4 * conv2]
+    x = tf.nn.relu(layers.dense(x, 'hidden', units=hparams.dense, initializer=layers.he_normal()))
+    return losses.classification(batch.get('label'), layers.dense(x, 'logits', units=hparams.classes))

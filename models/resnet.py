@@ -1,0 +1,79 @@
+"""Residual networks in their CIFAR form (He et al. 2015, arXiv:1512.03385, section 4.2).
+
+A 3 x 3 convolution, three stages of `blocks` blocks with 16, 32 and 64 filters, the mean over the image, and a linear
+layer: 6 * blocks + 2 layers. Where the size changes, the shortcut is the paper's option A: every second pixel, with
+zeros for the new filters, so it has no variable.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import tensorflow.compat.v1 as tf
+
+import towers
+from models import layers, losses
+
+
+@dataclasses.dataclass(frozen=True)
+class Hparams:
+    """Sizes of ResNet-20.
+
+    Attributes:
+      blocks: residual blocks of each stage.
+      width: filters of the first stage; doubled in each later one.
+      classes: number of classes.
+      norm_momentum: of the batch norms' moving values, in [0, 1).
+    """
+
+    blocks: int = 3
+    width: int = 16
+    classes: int = 10
+    norm_momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where `norm_momentum` is no momentum."""
+        if not 0 <= self.norm_momentum < 1:
+            raise ValueError(f'norm_momentum must be in [0, 1), got {self.norm_momentum!r}; 0.9 to 0.997 are usual.')
+
+
+@dataclasses.dataclass(frozen=True)
+class Hparams56(Hparams):
+    """Sizes of ResNet-56."""
+
+    blocks: int = 9
+
+
+def model(batch: Mapping[str, tf.Tensor], *, training: bool, hparams: Hparams) -> towers.ModelOutput:
+    """The network of `hparams.blocks`; images of 8 x 8 or more.
+
+    Args:
+      batch: 'image' float [B, H, W, C], 'label' integer [B] (may be absent).
+      training: whether batch norm takes the batch's own moments.
+      hparams: sizes.
+    """
+    x = _conv_norm(batch['image'], 'stem', filters=hparams.width, stride=1, norm=(training, hparams.norm_momentum))
+    x = tf.nn.relu(x)  # [B, H, W, width]
+    for stage in range(3):
+        for block in range(hparams.blocks):
+            with tf.variable_scope(f'stage{stage + 1}/block{block + 1}'):
+                stride = 2 if stage > 0 and block == 0 else 1
+                x = _block(x, hparams.width * 2**stage, stride=stride, norm=(training, hparams.norm_momentum))
+    x = layers.global_average_pool(x)  # [B, 4 * width]
+    return losses.classification(batch.get('label'), layers.dense(x, 'logits', units=hparams.classes))
+
+
+def _block(inputs: tf.Tensor, filters: int, *, stride: int, norm: tuple[bool, float]) -> tf.Tensor:
+    """relu(inputs + f(inputs)), f being two convolutions: [B, H, W, C] -> [B, H / stride, W / stride, filters]."""
+    x = tf.nn.relu(_conv_norm(inputs, 'conv1', filters=filters, stride=stride, norm=norm))
+    x = _conv_norm(x, 'conv2', filters=filters, stride=1, norm=norm)
+    if stride > 1:
+        new = filters - inputs.shape.as_list()[-1]
+        inputs = tf.pad(inputs[:, ::stride, ::stride, :], [[0, 0], [0, 0], [0, 0], [0, new]])
+    return tf.nn.relu(inputs + x)
+
+
+def _conv_norm(inputs: tf.Tensor, name: str, *, filters: int, stride: int, norm: tuple[bool, float]) -> tf.Tensor:
+    training, momentum = norm
+    with tf.variable_scope(name):
+        x = layers.conv2d(inputs, 'conv', kernel=(3, 3, filters), stride=stride, bias=False)
+        return layers.batch_norm(x, 'norm', training=training, momentum=momentum)
