@@ -162,6 +162,7 @@ class CheckpointConfig(Section):
     save_steps: int | None = option(100, 'steps between checkpoints; 0 = not by steps')
     save_secs: float | None = option(None, 'seconds between checkpoints')
     keep_checkpoints: int = option(5, 'newest checkpoints to keep')
+    sync_checkpoint: bool = option(False, 'write checkpoints in the training loop, not beside it')
     init_checkpoint: str | None = option(None, 'checkpoint (prefix or folder) whose values a new run starts from')
     init_exclude: tuple[str, ...] = option((), 'regular expressions of variables that init_checkpoint does not set')
     init_rename: tuple[str, ...] = option((), "pattern:replacement pairs from this model's names to init_checkpoint's")

@@ -1,0 +1,12 @@
+"""Checkpoints that are whole or not there: written beside the training, found again by their manifests.
+
+```
+variables, position -> saver -> bundle -> ckpt-<step>.{data,index} -> ckpt-<step>.json -> checkpoint   (in this order)
+                                                                             |
+variables, position <- restore <- newest whole one <------------------- manifest
+```
+"""
+
+from towers.checkpoint import manifest, restore, saver
+
+__all__ = ['manifest', 'restore', 'saver']

@@ -1,0 +1,283 @@
+"""Manifests: which checkpoints of a run directory are whole, and what each was saved under.
+
+A checkpoint `ckpt-<step>` is published by its manifest `ckpt-<step>.json`, which is written last and removed first. The
+same manifest under the name `ckpt-<step>.json.tmp` says that a writer was still publishing the files of that step, or
+already removing them: what a killed writer left is known by it, and everything else in the folder is left alone.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from absl import logging
+
+_FORMAT = 1
+_CHUNK = 4 << 20
+_LISTED = re.compile(r'ckpt-(\d+)\.(?:json|index|data-\d{5}-of-\d{5})')
+_PUBLISHED = re.compile(r'ckpt-(\d+)\.json')
+_UNFINISHED = re.compile(r'ckpt-(\d+)\.json\.tmp')
+_TEMPORARY = re.compile(r'ckpt-\d+\.tmp\..+|checkpoint\.tmp')
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written, or none of those that exist is whole."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What one checkpoint holds.
+
+    Attributes:
+      step: global_step of its variables.
+      examples: examples trained on up to this step.
+      files: basename -> {'size': bytes, 'crc32': checksum of the whole file}.
+      final: whether the run was done with it.
+      finite: whether every float in it is finite; others are not published.
+      input_fingerprint: the input pipeline that its position belongs to; empty where it has no position.
+      semantics: what the run was trained under, as JSON values.
+      time: seconds since 1970 at which it was written.
+    """
+
+    step: int
+    examples: int
+    files: Mapping[str, Mapping[str, int]]
+    final: bool = False
+    finite: bool = True
+    input_fingerprint: str = ''
+    semantics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    time: float = dataclasses.field(default_factory=time.time)
+
+
+class Checkpoint(NamedTuple):
+    """A published checkpoint: its step, its path without endings, and its manifest."""
+
+    step: int
+    prefix: str
+    manifest: Manifest
+
+
+def prefix_of(model_dir: str, step: int) -> str:
+    """The path, without endings, of the checkpoint of `step`."""
+    return os.path.join(os.path.abspath(model_dir), f'ckpt-{step}')
+
+
+def write(model_dir: str, manifest: Manifest) -> None:
+    """Publishes `manifest`, or replaces the one of the same step, in one atomic and durable step."""
+    stage(model_dir, manifest)
+    commit(model_dir, manifest.step)
+
+
+def stage(model_dir: str, manifest: Manifest) -> None:
+    """Writes `manifest` under its temporary name, which marks the files of its step as a writer's unfinished work."""
+    fields = {'format': _FORMAT, **dataclasses.asdict(manifest)}
+    content = json.dumps({**fields, 'crc32': zlib.crc32(_canonical(fields))}, indent=1, sort_keys=True)
+    with open(prefix_of(model_dir, manifest.step) + '.json.tmp', 'wb') as file:
+        file.write(content.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(model_dir)
+
+
+def commit(model_dir: str, step: int) -> None:
+    """Publishes the checkpoint of `step` by giving its staged manifest the real name."""
+    path = prefix_of(model_dir, step) + '.json'
+    os.replace(path + '.tmp', path)
+    sync_folder(model_dir)
+
+
+def remove(model_dir: str, step: int) -> None:
+    """Removes the checkpoint of `step`, or what is there of it: the manifest goes first, so no reader finds half of one."""
+    path = prefix_of(model_dir, step) + '.json'
+    if os.path.exists(path):
+        os.replace(path, path + '.tmp')
+    _remove_files(model_dir, step)
+
+
+def sweep(model_dir: str) -> Sequence[str]:
+    """Removes what a killed writer left: its temporary files, and the files of a step that it had not published.
+
+    Returns:
+      Basenames of the removed files.
+    """
+    before = set(_names(model_dir))
+    for name in before:
+        unfinished = _UNFINISHED.fullmatch(name)
+        if unfinished and name.removesuffix('.tmp') not in before:
+            _remove_files(model_dir, int(unfinished[1]))
+        elif unfinished or _TEMPORARY.fullmatch(name):
+            _unlink(os.path.join(model_dir, name))
+    return sorted(before - set(_names(model_dir)))
+
+
+def sync_folder(path: str) -> None:
+    """Makes the names in a folder durable: a rename survives a power cut only after this."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def measure(path: str) -> dict[str, int]:
+    """Size and CRC-32 of a file, which is read once."""
+    size = crc = 0
+    buffer = memoryview(bytearray(_CHUNK))
+    with open(path, 'rb', buffering=0) as file:
+        while count := file.readinto(buffer):
+            crc = zlib.crc32(buffer[:count], crc)
+            size += count
+    return {'size': size, 'crc32': crc}
+
+
+def read(prefix: str) -> Manifest:
+    """The manifest of the checkpoint at `prefix`.
+
+    Raises:
+      ValueError: it is missing, can't be read, or is not as it was written; the message says which.
+    """
+    name = os.path.basename(prefix) + '.json'
+    try:
+        with open(prefix + '.json', 'rb') as file:
+            fields = json.loads(file.read())
+        crc, fmt = fields.pop('crc32'), fields['format']
+    except FileNotFoundError:
+        raise ValueError(f'its manifest {name} is missing') from None
+    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+        raise ValueError(f'its manifest {name} is not readable ({error})') from None
+    if crc != zlib.crc32(_canonical(fields)):
+        raise ValueError(f'its manifest {name} is not as it was written (checksum)')
+    if fmt != _FORMAT or f'ckpt-{fields["step"]}' != os.path.basename(prefix):
+        raise ValueError(f'its manifest {name} is of another step or format')
+    del fields['format']
+    return Manifest(**fields)
+
+
+def all(model_dir: str) -> list[Checkpoint]:
+    """The published checkpoints of a run directory by rising step, from readable manifests alone; their files are not looked at."""
+    found = []
+    for step in sorted(int(match[1]) for match in map(_PUBLISHED.fullmatch, _names(model_dir)) if match):
+        prefix = prefix_of(model_dir, step)
+        try:
+            found.append(Checkpoint(step, prefix, read(prefix)))
+        except ValueError:
+            continue
+    return found
+
+
+def check(prefix: str) -> str | None:
+    """Why the checkpoint at `prefix` is not whole, in one line, or None if it is; each file is read once."""
+    try:
+        manifest = read(prefix)
+        if not manifest.finite:
+            return 'it holds values that are not finite'
+        for name, facts in manifest.files.items():
+            path = os.path.join(os.path.dirname(prefix), name)
+            size = os.path.getsize(path)
+            if size != facts['size']:
+                return f'{name} has {size} bytes, its manifest says {facts["size"]}'
+            if measure(path) != dict(facts):
+                return f'{name} has another checksum than its manifest says'
+    except ValueError as error:
+        return str(error)
+    except FileNotFoundError as error:
+        return f'{os.path.basename(error.filename)} is missing'
+    except OSError as error:
+        return f'{os.path.basename(error.filename or prefix)} is not readable ({error.strerror})'
+    return None
+
+
+def newest(model_dir: str) -> Checkpoint | None:
+    """The newest whole checkpoint of a run directory; None where there is none at all.
+
+    Raises:
+      CheckpointError: there are some and none is whole.
+    """
+    return Reader(model_dir).newest()
+
+
+class Reader:
+    """Finds the newest whole checkpoint again and again: what it has verified it doesn't read twice, and it warns once."""
+
+    def __init__(self, model_dir: str):
+        self._model_dir = os.path.abspath(model_dir)
+        self._checked: dict[str, tuple[Any, str | None]] = {}
+
+    def newest(self) -> Checkpoint | None:
+        """As `manifest.newest`."""
+        steps = sorted(_listed(self._model_dir), reverse=True)
+        for step in steps:
+            prefix = prefix_of(self._model_dir, step)
+            if self._check(prefix) is None:
+                try:
+                    return Checkpoint(step, prefix, read(prefix))
+                except ValueError:  # removed since it was checked
+                    continue
+        if not steps:
+            return None
+        reasons = '; '.join(f'ckpt-{step}: {self._check(prefix_of(self._model_dir, step))}' for step in steps[:5])
+        raise CheckpointError(
+            f'None of the {len(steps)} checkpoints in {self._model_dir} is whole ({reasons}); nothing was deleted. '
+            'Bring back a good copy, or choose another --model_dir to start anew.'
+        )
+
+    def _check(self, prefix: str) -> str | None:
+        signature = _signature(prefix)
+        known = self._checked.get(prefix)
+        if known and known[0] == signature:
+            return known[1]
+        problem = check(prefix)
+        if problem:
+            logging.warning('Checkpoint %s is not whole and is passed over: %s.', prefix, problem)
+        self._checked[prefix] = (signature, problem)
+        return problem
+
+
+def _signature(prefix: str) -> Any:
+    folder, base = os.path.split(prefix)
+    names = sorted(name for name in _names(folder) if name.startswith(base + '.'))
+    found = []
+    for name in names:
+        try:
+            state = os.stat(os.path.join(folder, name))
+        except OSError:
+            continue
+        found.append((name, state.st_ino, state.st_size, state.st_mtime_ns))
+    return found
+
+
+def _listed(model_dir: str) -> set[int]:
+    """Steps that have a file of a checkpoint, but for those that a writer is publishing or removing."""
+    names = set(_names(model_dir))
+    steps = {int(match[1]) for match in map(_LISTED.fullmatch, names) if match}
+    return {step for step in steps if f'ckpt-{step}.json' in names or f'ckpt-{step}.json.tmp' not in names}
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _remove_files(model_dir: str, step: int) -> None:
+    ours = re.compile(rf'ckpt-{step}\.(?:index|data-\d{{5}}-of-\d{{5}}|tmp\..+)')
+    for name in _names(model_dir):
+        if ours.fullmatch(name):
+            _unlink(os.path.join(model_dir, name))
+    _unlink(prefix_of(model_dir, step) + '.json.tmp')
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def _canonical(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True, separators=(',', ':')).encode()

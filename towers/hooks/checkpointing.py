@@ -1,0 +1,85 @@
+"""The hook that saves checkpoints by steps and by seconds."""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import tensorflow.compat.v1 as tf
+
+from towers import config as config_lib
+
+
+class Saver(Protocol):
+    """What the hook needs of a saver."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether the last save is still being written."""
+
+    def prepare(self, session: tf.Session) -> None:
+        """Called once, before the first step."""
+
+    def save(self, session: tf.Session, *, final: bool = False, last: bool = False) -> None:
+        """Saves the state of this moment."""
+
+
+class CheckpointHook(tf.train.SessionRunHook):
+    """Saves at every multiple of `save_steps`, after every `save_secs`, and at the end.
+
+    Nothing is saved before a first interval has passed. A save that is due while the last one is still being written is
+    put off to the first step after it, so no step waits for the disk.
+
+    Args:
+      saver: what saves.
+      step: int64 scalar, global_step after the step.
+      config: `save_steps` and `save_secs`; None or 0 = not by that.
+      final: asked at the end: whether the run is done, so that its checkpoint is marked as the final one.
+      clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        saver: Saver,
+        step: tf.Tensor,
+        *,
+        config: config_lib.CheckpointConfig,
+        final: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._saver = saver
+        self._step = step
+        self._config = config
+        self._final = final
+        self._clock = clock
+        self._saved_step: int | None = None
+        self._saved_time = clock()
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        """Makes the saver ready and starts the clock."""
+        del coord
+        self._saver.prepare(session)
+        self._saved_time = self._clock()
+
+    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
+        """Asks for the step."""
+        return tf.train.SessionRunArgs(self._step)
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        """Saves when it is due."""
+        step = int(run_values.results)
+        if self._saved_step is None:
+            self._saved_step = step - 1
+        if self._due(step) and not self._saver.busy:
+            self._saver.save(run_context.session)
+            self._saved_step, self._saved_time = step, self._clock()
+
+    def end(self, session: tf.Session) -> None:
+        """Saves the last step and waits until it is published."""
+        self._saver.save(session, final=self._final(), last=True)
+
+    def _due(self, step: int) -> bool:
+        steps, secs = self._config.save_steps, self._config.save_secs
+        assert self._saved_step is not None
+        if steps and step // steps > self._saved_step // steps:
+            return True
+        return bool(secs) and self._clock() - self._saved_time >= (secs or 0)
