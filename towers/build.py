@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import metrics, randomness, structs
 
-_PER_TOWER = (tf.GraphKeys.LOSSES, tf.GraphKeys.UPDATE_OPS, tf.GraphKeys.SUMMARIES)
+_PER_TOWER = (tf.GraphKeys.LOSSES, tf.GraphKeys.UPDATE_OPS, tf.GraphKeys.SUMMARIES, tf.GraphKeys.REGULARIZATION_LOSSES)
 _WRITES = {
     'AssignVariableOp': 'assign',
     'AssignAddVariableOp': 'assign_add',
@@ -74,11 +74,11 @@ def inference(
 def _tower(tower: structs.Tower, scope: Scope, penalties: list[tf.Tensor]) -> Iterator[Any]:
     """Devices, names and collections of one tower: the model finds what a one-tower program would."""
     graph = tf.get_default_graph()
-    regularisation = graph.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
-    regularisation[:] = penalties
     first = {key: list(graph.get_collection_ref(key)) for key in _PER_TOWER}
     for key in _PER_TOWER:
         graph.get_collection_ref(key)[:] = []
+    regularisation = graph.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
+    regularisation[:] = penalties
 
     def get(inner: Callable[..., tf.Variable], *args: Any, **kwargs: Any) -> tf.Variable:
         before = len(regularisation)

@@ -185,15 +185,3 @@ def copy(variable: tf.Variable, tower: int, device: str) -> tf.Variable:
             use_resource=True,
         )
 
-
-@contextlib.contextmanager
-def recording(made: list[tf.Variable]) -> Iterator[None]:
-    """Appends every variable made inside to `made`, in order."""
-
-    def creator(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-        variable = next_creator(**kwargs)
-        made.append(variable)
-        return variable
-
-    with tf.variable_creator_scope(creator):
-        yield

@@ -27,12 +27,17 @@ def total(outputs: Sequence[structs.TowerOutput], *, device: str, statistics: Li
         return structs.Sum(
             gradients=tuple(gradients),
             variables=variables,
-            weight=_add([output.weight for output in outputs]),
+            weight=tf.constant(1.0) if normalised(outputs) else _add([output.weight for output in outputs]),
             loss=_add([_weighted_loss(output) for output in outputs]),
             state=_state(outputs, examples, statistics),
             examples=examples,
             metrics=add_metrics([output.metrics for output in outputs]),
         )
+
+
+def normalised(outputs: Sequence[structs.TowerOutput]) -> bool:
+    """Whether the towers' weights are shares of one batch, which add up to 1, and not the model's own counts."""
+    return all(output.output.weight is None for output in outputs)
 
 
 def add(gradients: Sequence[structs.Gradient], variable: tf.Variable) -> structs.Gradient:

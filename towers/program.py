@@ -1,0 +1,170 @@
+"""From a model, a dataset and a Config to one graph that trains: the stages composed, and nothing run yet."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import tensorflow.compat.v1 as tf
+
+from towers import build, chain, devices, inputs, optimizers, randomness, schedules, session_config, strategies, structs, train_step
+from towers import config as config_lib
+from towers.reduce import central
+
+DEFAULT_STEPS = 400
+_IMAGES = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A training graph, ready for a session.
+
+    Attributes:
+      graph: holds everything below.
+      step: the training step.
+      placement: where the towers run.
+      proto: the session's options.
+      total_steps: global_step at which the training ends, None where only the data or the clock ends it.
+      init: operation that initialises all variables, global and local.
+    """
+
+    graph: tf.Graph
+    step: structs.TrainStep
+    placement: structs.Placement
+    proto: tf.ConfigProto
+    total_steps: int | None
+    init: tf.Operation
+
+
+def make(
+    model: structs.Model,
+    dataset: structs.Dataset,
+    config: config_lib.Config,
+    *,
+    optimizer: optimizers.Factory | None = None,
+    links: Sequence[chain.Link] = (),
+) -> Program:
+    """Builds the training graph of `model` on every tower.
+
+    Args:
+      model: `model(batch, *, training) -> ModelOutput`, over `tf.get_variable`.
+      dataset: zero-argument function that returns a tf.data.Dataset of single examples.
+      config: everything else.
+      optimizer: function from the learning rate (fp32 scalar tensor) to a tf.train.Optimizer, in place of
+        `config.optimizer`.
+      links: functions from Sum to Sum, the last links of the chain before the update.
+
+    Raises:
+      ValueError: the model, the dataset and the configuration don't fit together.
+    """
+    placement = devices.place(config)
+    proto = session_config.make(config, placement)
+    graph = tf.Graph()
+    with graph.as_default(), tf.device(placement.parameter_device):
+        tf.set_random_seed(config.seed)
+        count = train_step.counters(placement.parameter_device)
+        source = inputs.training(inputs.open_source(dataset, host=placement.towers[0].host, proto=proto), config, placement.towers)
+        steps = total_steps(config, source.epoch_examples, len(placement.towers))
+        rate = _learning_rate(config, count.step, source, steps, len(placement.towers))
+        step = _step(model, config, source, placement, _Given(count, rate, optimizer or optimizers.make(config), tuple(links)))
+        init = tf.group(tf.global_variables_initializer(), tf.local_variables_initializer(), name='init')
+    return Program(graph, step, placement, proto, steps, init)
+
+
+def total_steps(config: config_lib.Config, epoch_examples: int | None, towers: int) -> int | None:
+    """The global step at which a training ends: the earliest of its limits, None where it isn't known beforehand."""
+    limits = [] if config.train_steps is None else [config.train_steps]
+    if config.train_epochs is not None and epoch_examples is not None:
+        limits.append(config.train_epochs * math.ceil(epoch_examples / config.examples_per_step(towers)))
+    if config.train_steps is None and config.train_epochs is None and config.train_secs is None:
+        limits.append(DEFAULT_STEPS)
+    return min(limits, default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """What a step is made of besides the model and its input."""
+
+    count: train_step.Counters
+    rate: tf.Tensor
+    optimizer: optimizers.Factory
+    links: tuple[chain.Link, ...]
+
+
+def _learning_rate(
+    config: config_lib.Config, step: tf.Tensor, source: structs.Input, steps: int | None, towers: int
+) -> tf.Tensor:
+    size = config.examples_per_step(towers)
+    epoch = None if source.epoch_examples is None else math.ceil(source.epoch_examples / size)
+    with tf.name_scope('learning_rate'):
+        return schedules.make(config, step, steps_per_epoch=epoch, examples_per_step=size, total_steps=steps)
+
+
+def _step(
+    model: structs.Model, config: config_lib.Config, source: structs.Input, placement: structs.Placement, given: _Given
+) -> structs.TrainStep:
+    strategy = strategies.STRATEGIES[config.strategy](
+        parameter_device=placement.parameter_device, seed=config.seed, statistics=config.batch_norm
+    )
+    draws = functools.partial(randomness.Draws, config.seed, given.count.step)
+    outputs = build.training(model, source, placement.towers, scope=strategy.scope, draws=draws)
+    [total] = strategy.reduce(outputs)
+    with tf.name_scope('average'):
+        total, penalty = chain.run(
+            total, config, normalised=central.normalised(outputs), penalties=outputs[0].penalties, links=given.links
+        )
+    report = {'loss': total.loss, 'penalty': penalty, 'total_loss': total.loss + penalty, 'learning_rate': given.rate}
+
+    def apply(update: structs.Update, after: Sequence[tf.Tensor]) -> tf.Operation:
+        made = given.optimizer(given.rate)
+        return optimizers.apply(made, update, learning_rate=given.rate, weight_decay=config.weight_decay, after=after)
+
+    operation, report, sync = train_step.make(
+        total, strategy.spread(total, outputs), given.count, apply=apply, report=report
+    )
+    return structs.TrainStep(
+        ops=(operation,),
+        step=report['step'],
+        report=report,
+        scalars=_scalars(total, outputs, operation),
+        metrics=total.metrics,
+        summaries=(*outputs[0].summaries, *_summaries(total, source, config, operation)),
+        summary_prefixes=(f'{outputs[0].tower.scope}/',),
+        global_step=given.count.global_step,
+        saved=train_step.saved(),
+        sync=sync,
+        input=source,
+    )
+
+
+def _scalars(total: structs.Sum, outputs: Sequence[structs.TowerOutput], operation: tf.Operation) -> Mapping[str, tf.Tensor]:
+    """What is worth a look now and then, too dear for each step."""
+    scalars = {f'towers/{output.tower.index}/loss': output.output.loss for output in outputs}
+    with tf.name_scope('norms'):
+        with tf.control_dependencies([operation]):  # The weights after this step, not a mixture.
+            values = [v.read_value() for v in total.variables]
+        return {**scalars, 'gradient_norm': chain.global_norm(total), 'weight_norm': tf.linalg.global_norm(values)}
+
+
+def _summaries(
+    total: structs.Sum, source: structs.Input, config: config_lib.Config, operation: tf.Operation
+) -> tuple[tf.Tensor, ...]:
+    made = []
+    if config.histograms:
+        for variable, gradient in zip(total.variables, total.gradients, strict=True):
+            with tf.control_dependencies([operation]):
+                made.append(tf.summary.histogram(f'weights/{variable.op.name}', variable.read_value(), collections=[]))
+            if gradient is not None:
+                values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+                made.append(tf.summary.histogram(f'gradients/{variable.op.name}', values, collections=[]))
+    if config.images:
+        for path, leaf in _leaves(source.batches[0].features):
+            if leaf.shape.rank == 4 and leaf.shape[-1] in (1, 3, 4):
+                made.append(tf.summary.image(f'input/{path}', leaf, max_outputs=_IMAGES, collections=[]))
+    return tuple(made)
+
+
+def _leaves(features: structs.Batch) -> list[tuple[str, tf.Tensor]]:
+    if isinstance(features, Mapping):
+        return [(str(key), leaf) for key, leaf in features.items() if isinstance(leaf, tf.Tensor)]
+    return [(str(index), leaf) for index, leaf in enumerate(tf.nest.flatten(features)) if isinstance(leaf, tf.Tensor)]
