@@ -173,12 +173,26 @@ def test_no_decay_makes_no_operation(graph):
     assert not [op.name for op in graph.get_operations() if op.type == 'AssignSubVariableOp']
 
 
-def test_readers_that_must_come_first_do():
-    w = make_variable()
+def read_late(w):
     with tf.device('/cpu:2'):
         slow = tf.reduce_sum(tf.linalg.matmul(tf.random.normal([400, 400]), tf.ones([400, 400])))
-        with tf.control_dependencies([slow]):
-            seen = w.read_value() + 0.0
+    with tf.control_dependencies([slow]):
+        return w.read_value() + 0.0
+
+
+def test_no_gradient_sees_another_ones_update():
+    u, v = make_variable('u'), make_variable('v')
+    op = apply('sgd', [read_late(v), tf.ones([3, 2])], [u, v])
+    with started() as session:
+        for _ in range(10):
+            before = session.run([u, v])
+            session.run(op)
+            np.testing.assert_allclose(session.run([u, v]), [before[0] - RATE * before[1], before[1] - RATE], rtol=1e-4, atol=1e-6)
+
+
+def test_readers_that_must_come_first_do():
+    w = make_variable()
+    seen = read_late(w)
     op = apply('momentum', [tf.ones([3, 2])], [w], after=[seen])
     with started() as session:
         for _ in range(10):

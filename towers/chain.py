@@ -1,0 +1,222 @@
+"""From a total to the gradient that is applied: links, each a small function from `Sum` to `Sum`, in one fixed order.
+
+    sum in fp32 -> mean -> [finite?] -> add_penalties -> clip -> the user's links -> (applied by optimizers.apply)
+
+`run` holds the order. Every link works on each variable's own device and in fp32 at least: gradients of half-precision
+variables are cast back only when they are applied. A link makes the same number of operations for any number of towers.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+from towers import config as config_lib
+from towers import structs
+
+Link: TypeAlias = Callable[[structs.Sum], structs.Sum]
+
+
+def run(
+    total: structs.Sum,
+    config: config_lib.OptimizerConfig,
+    *,
+    normalised: bool,
+    penalties: Sequence[tf.Tensor] = (),
+    links: Sequence[Link] = (),
+) -> tuple[structs.Sum, tf.Tensor]:
+    """The whole chain: mean, penalties, clipping and the user's links.
+
+    Args:
+      total: sum over all towers.
+      config: `l2` and `clip_norm`.
+      normalised: True where the weights in `total` already add up to 1.
+      penalties: scalars over the canonical variables that the loss does not contain.
+      links: the user's own, in order.
+
+    Returns:
+      (Sum whose gradients are ready to apply, fp32 scalar penalty)
+    """
+    total = mean(total, normalised=normalised)
+    total, penalty = add_penalties(total, penalties, config.l2)
+    if config.clip_norm is not None:
+        total = clip(total, config.clip_norm)
+    return follow(total, links), penalty
+
+
+def mean(total: structs.Sum, *, normalised: bool) -> structs.Sum:
+    """Divides gradients and loss by the weight, which becomes 1.
+
+    Where the weight is 0 all of them become 0, whatever they held, and so does the weight. `state`, `examples` and
+    `metrics` keep their own denominators.
+
+    Args:
+      total: unnormalised sum.
+      normalised: True where the weights already add up to 1; `total` is then returned as it is.
+    """
+    if normalised:
+        return total
+
+    def divide(values: tf.Tensor) -> tf.Tensor:
+        return tf.math.divide_no_nan(values, tf.cast(total.weight, values.dtype))
+
+    with tf.name_scope('mean'):
+        averaged = _map_values(total, divide)
+        return dataclasses.replace(averaged, loss=divide(total.loss), weight=divide(total.weight))
+
+
+def finite(total: structs.Sum) -> tf.Tensor:
+    """Bool scalar: every entry of every gradient is finite."""
+    with tf.name_scope('finite'):
+        flags = []
+        for gradient, variable in _present(total):
+            with tf.device(variable.device):
+                flags.append(tf.reduce_all(tf.math.is_finite(_values(gradient))))
+        return tf.reduce_all(tf.stack(flags)) if flags else tf.constant(True)
+
+
+def add_penalties(total: structs.Sum, penalties: Sequence[tf.Tensor], l2: float) -> tuple[structs.Sum, tf.Tensor]:
+    """Adds the gradient of penalties and of l2 * sum(v^2) / 2 over all trainable variables, once.
+
+    A variable without a gradient gets the penalty's. A sparse gradient becomes dense where the penalty's is dense, which
+    is logged, since each step then touches the whole table.
+
+    Args:
+      total: mean gradients.
+      penalties: scalars over the canonical variables.
+      l2: weight of the sum of squares, 0.0 for none.
+
+    Returns:
+      (Sum with the penalties' gradient, fp32 scalar: the sum of the penalties and l2 * sum(v^2) / 2)
+    """
+    if not penalties and not l2:
+        return total, tf.zeros([])
+    with tf.name_scope('penalties'):
+        terms = [tf.cast(penalty, tf.float32) for penalty in penalties]
+        slopes = tf.gradients(terms, total.variables, colocate_gradients_with_ops=True) if terms else [None] * len(total.variables)
+        gradients, densified = [], []
+        for gradient, variable, slope in zip(total.gradients, total.variables, slopes, strict=True):
+            with tf.device(variable.device):
+                added = _add(gradient, slope)
+                if l2:
+                    value = _at_least_fp32(variable.read_value())
+                    added = _add(added, l2 * value)
+                    terms.append(l2 * tf.cast(tf.nn.l2_loss(value), tf.float32))
+            gradients.append(added)
+            if isinstance(gradient, tf.IndexedSlices) and not isinstance(added, tf.IndexedSlices):
+                densified.append(variable.op.name)
+        if densified:
+            logging.warning(
+                'A penalty on all rows makes the sparse gradient dense of %s: each step updates the whole table; leave it out of the '
+                'penalty to keep it sparse.',
+                ', '.join(densified),
+            )
+        return dataclasses.replace(total, gradients=tuple(gradients)), tf.add_n(terms)
+
+
+def global_norm(total: structs.Sum) -> tf.Tensor:
+    """fp32 scalar: the square root of the sum of squares over all gradients, repeated rows summed first."""
+    with tf.name_scope('global_norm'):
+        return _norm(_map(total, _sum_rows))
+
+
+def clip(total: structs.Sum, norm: float) -> structs.Sum:
+    """Scales all gradients by norm / global norm where that is below 1.
+
+    Where the global norm is not finite all gradients become NaN, so the fault can't hide in a few entries. Repeated rows
+    of sparse gradients are summed first, or they would count as separate entries of the norm.
+
+    Args:
+      total: mean gradients.
+      norm: largest global norm, above 0 (Pascanu et al., On the difficulty of training recurrent neural networks).
+    """
+    with tf.name_scope('clip'):
+        total = _map(total, _sum_rows)
+        found = _norm(total)
+        factor = tf.where(tf.math.is_finite(found), norm / tf.maximum(found, norm), float('nan'))
+        return _map_values(total, lambda values: values * tf.cast(factor, values.dtype))
+
+
+def follow(total: structs.Sum, links: Sequence[Link]) -> structs.Sum:
+    """Passes `total` through the user's links, in order.
+
+    Raises:
+      ValueError: a link returns something else than a Sum over the same variables.
+    """
+    for link in links:
+        found = link(total)
+        if not isinstance(found, structs.Sum) or len(found.gradients) != len(total.variables):
+            raise ValueError(
+                f'Link {getattr(link, "__name__", link)!r} must return a Sum with {len(total.variables)} gradients, got {found!r:.200}; '
+                'return dataclasses.replace(total, gradients=...).'
+            )
+        total = found
+    return total
+
+
+def _present(total: structs.Sum) -> list[tuple[tf.Tensor | tf.IndexedSlices, tf.Variable]]:
+    pairs = zip(total.gradients, total.variables, strict=True)
+    return [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+
+
+def _map(total: structs.Sum, change: Callable[[structs.Gradient], structs.Gradient]) -> structs.Sum:
+    """`total` with each gradient changed on its variable's device; None stays None."""
+    gradients = []
+    for gradient, variable in zip(total.gradients, total.variables, strict=True):
+        with tf.device(variable.device):
+            gradients.append(None if gradient is None else change(gradient))
+    return dataclasses.replace(total, gradients=tuple(gradients))
+
+
+def _map_values(total: structs.Sum, change: Callable[[tf.Tensor], tf.Tensor]) -> structs.Sum:
+    def changed(gradient: structs.Gradient) -> structs.Gradient:
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
+        return change(gradient)
+
+    return _map(total, changed)
+
+
+def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _norm(total: structs.Sum) -> tf.Tensor:
+    halves = []
+    for gradient, variable in _present(total):
+        with tf.device(variable.device):
+            halves.append(tf.cast(tf.nn.l2_loss(_values(gradient)), tf.float32))
+    return tf.sqrt(2.0 * tf.add_n(halves)) if halves else tf.zeros([])
+
+
+def _sum_rows(gradient: structs.Gradient) -> structs.Gradient:
+    """The same gradient with each row named once."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, positions = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+def _at_least_fp32(values: tf.Tensor) -> tf.Tensor:
+    return tf.cast(values, tf.float32) if values.dtype in (tf.float16, tf.bfloat16) else values
+
+
+def _add(left: structs.Gradient, right: structs.Gradient) -> structs.Gradient:
+    """Sum of two gradients of one variable, sparse only if both are; `right` may be of half precision."""
+    if isinstance(right, tf.IndexedSlices):
+        right = tf.IndexedSlices(_at_least_fp32(right.values), right.indices, right.dense_shape)
+    elif right is not None:
+        right = _at_least_fp32(right)
+    if left is None or right is None:
+        return right if left is None else left
+    sparse = [part for part in (left, right) if isinstance(part, tf.IndexedSlices)]
+    if not sparse:
+        return left + right
+    if len(sparse) == 1:
+        dense = right if left is sparse[0] else left
+        return tf.tensor_scatter_nd_add(dense, tf.expand_dims(sparse[0].indices, 1), sparse[0].values)
+    indices = tf.concat([tf.cast(part.indices, tf.int64) for part in sparse], axis=0)
+    return tf.IndexedSlices(tf.concat([part.values for part in sparse], axis=0), indices, left.dense_shape)
