@@ -225,8 +225,22 @@ def test_updates_and_slots_are_on_their_variables_devices(graph):
     assert op.name == 'apply'
 
 
+@contextlib.contextmanager
+def rooted(seen):
+    """A context of creators, as strategies give: names without a scope, and a record of what is made."""
+
+    def creator(next_creator, **kwargs):
+        with tf.name_scope(None):
+            seen.append(next_creator(**kwargs))
+        return seen[-1]
+
+    with tf.variable_creator_scope(creator):
+        yield
+
+
+@pytest.mark.parametrize('gated', [False, True])
 @pytest.mark.parametrize('name', FORMULAS)
-def test_variables_have_a_classic_programs_names(name):
+def test_variables_have_a_classic_programs_names_and_pass_the_scope(name, gated):
     def names(step):
         with tf.Graph().as_default():
             tf.train.get_or_create_global_step()
@@ -238,18 +252,43 @@ def test_variables_have_a_classic_programs_names(name):
     def classic(w):
         optimizers.make(config.OptimizerConfig(optimizer=name))(tf.constant(RATE)).apply_gradients([(tf.ones([3, 2]), w)])
 
-    def ours(w):
-        with tf.name_scope('outer'):
-            apply(name, [tf.ones([3, 2])], [w], scope=lambda: tf.name_scope(''))
+    seen = []
 
-    assert names(ours) == names(classic)
+    def ours(w):
+        gradients = [tf.ones([3, 2])]
+
+        def change():
+            with tf.control_dependencies([apply(name, gradients, [w], scope=lambda: rooted(seen))]):
+                return tf.constant(True)
+
+        with tf.name_scope('outer'):
+            tf.cond(tf.placeholder_with_default(True, []), change, lambda: tf.constant(False)) if gated else change()
+
+    assert names(ours) == names(classic) == ['global_step', 'net/w', *(variable.op.name for variable in seen)]
+
+
+def test_a_gated_update_is_the_plain_one_or_nothing():
+    w, gate, fed = make_variable(), tf.placeholder(tf.bool, []), tf.placeholder(tf.float32, [3, 2])
+
+    def change():
+        with tf.control_dependencies([apply('adam', [fed], [w], weight_decay=0.5)]):
+            return tf.constant(True)
+
+    done = tf.cond(gate, change, lambda: tf.constant(False))
+    expected, state, g = START.astype(np.float64), {}, np.ones([3, 2])
+    with started() as session:
+        for t in range(1, 4):
+            assert not session.run(done, {gate: False, fed: 100 * g})
+            assert session.run(done, {gate: True, fed: t * g})
+            expected = expected * (1 - RATE * 0.5) + adam(t * g, t, state)
+            np.testing.assert_allclose(session.run(w), expected, rtol=2e-5)
 
 
 def test_operations_stay_under_apply(graph):
-    w = make_variable()
+    w, g = make_variable(), tf.ones([3, 2])
     before = len(graph.get_operations())
-    apply('sgd', [tf.ones([3, 2])], [w], weight_decay=0.1, scope=lambda: tf.name_scope(''))
-    new = [op.name for op in graph.get_operations()[before:] if not op.name.startswith(('ones', 'Const'))]
+    apply('sgd', [g], [w], weight_decay=0.1, scope=lambda: rooted([]))
+    new = [op.name for op in graph.get_operations()[before:] if not op.name.startswith('Const')]  # the learning rates
     assert new and all(name == 'apply' or name.startswith('apply/') for name in new), new
 
 

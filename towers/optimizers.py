@@ -1,5 +1,6 @@
 """Optimizers by name, and the application of one update: decoupled weight decay, then the optimizer."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -111,7 +112,7 @@ def apply(
     Args:
       optimizer: any `tf.train.Optimizer`, for this copy of the variables alone.
       update: gradients in fp32 at least, None to skip a variable; they are cast to the variables' types here. Variables
-        that the optimizer makes are made in `update.scope()`, where the name scope is the caller's.
+        that the optimizer makes are made in `update.scope()`, a context of variable creators.
       learning_rate: fp32 scalar, the one given to the optimizer.
       weight_decay: 0.0 for none.
       after: readers of the old values, such as the losses and the penalty.
@@ -125,7 +126,10 @@ def apply(
         ready = tf.group(*parts, *after, name='ready')
         with tf.control_dependencies([ready]):
             first = [_decay(variable, learning_rate * weight_decay) for variable in update.variables] if weight_decay else [ready]
-        with update.scope(), tf.control_dependencies(first):
+        with contextlib.ExitStack() as stack:
+            with tf.init_scope():  # Inside tf.cond or a loop, TensorFlow makes the slots in the graph around it.
+                stack.enter_context(update.scope())
+            stack.enter_context(tf.control_dependencies(first))
             return optimizer.apply_gradients(pairs, name=name)
 
 
