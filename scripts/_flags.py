@@ -1,0 +1,200 @@
+"""Flags from the configuration's dataclasses: one for each field, grouped by section.
+
+They stand in a `FlagValues` of their own, so they never clash with flags that a user's model defines globally.
+"""
+
+import ast
+import dataclasses
+import os
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from absl import flags
+
+from towers import config as config_lib
+
+RECORD = 'flags.txt'
+_WANTED = {'int': 'a whole number', 'float': 'a number', 'bool': 'true or false'}
+
+
+class _FloatsParser(flags.ArgumentParser[list[float]]):
+    """Numbers between commas."""
+
+    def parse(self, argument: Any) -> list[float]:
+        return [float(entry) for entry in argument.split(',') if entry] if isinstance(argument, str) else argument
+
+    def flag_type(self) -> str:
+        return 'numbers with commas between them'
+
+
+def define() -> flags.FlagValues:
+    """The flags that every command has: what to train, and each field of `towers.Config`."""
+    values = flags.FlagValues()
+    section = 'Model and data: what is trained.'
+    add(values, section, 'model', 'lenet', 'of the zoo, or yours as package.module:function')
+    doc = "the model's sizes: width=64,layers=(2,3); may be given again"
+    repeated: flags.Flag[Any] = flags.MultiFlag(flags.ArgumentParser(), flags.ArgumentSerializer(), 'model_args', [], doc)
+    flags.DEFINE_flag(repeated, values, module_name=section)
+    for name, default, doc in (
+        ('dataset', 'digits', 'of the zoo, or yours as package.module:function'),
+        ('eval_dataset', None, "what is evaluated, named like --dataset, or none; the zoo dataset's own test examples if not given"),
+        ('data_dir', None, "folder with the zoo dataset's files"),
+    ):
+        add(values, section, name, default, doc)
+    for part in config_lib.SECTIONS:
+        hints = typing.get_type_hints(part)
+        title = (part.__doc__ or part.__name__).splitlines()[0]
+        for field in dataclasses.fields(part):
+            add(values, title, field.name, field.default, field.metadata['doc'], kind=hints[field.name])
+    return values
+
+
+def add(values: flags.FlagValues, section: str, name: str, default: Any, doc: str, *, kind: Any = str) -> None:
+    """Defines one flag.
+
+    Args:
+      values: the flags it joins.
+      section: its heading in --help.
+      name: the flag's name.
+      default: its value where it is not given; None where the kind allows it.
+      doc: one line.
+      kind: bool, int, float, str, a Literal of strings, a tuple of strings or floats; any of them or None.
+    """
+    if isinstance(kind, types.UnionType):
+        kind = next(part for part in typing.get_args(kind) if part is not types.NoneType)
+    origin = typing.get_origin(kind)
+    flag: flags.Flag[Any]
+    if kind is bool:
+        flag = flags.BooleanFlag(name, default, doc)
+    elif origin is typing.Literal:
+        flag = flags.EnumFlag(name, default, doc, typing.get_args(kind))
+    elif origin is tuple:
+        parser = _FloatsParser() if typing.get_args(kind)[0] is float else flags.ListParser()
+        flag = flags.Flag(parser, flags.CsvListSerializer(','), name, list(default), doc)
+    else:
+        parser = {int: flags.IntegerParser, float: flags.FloatParser, str: flags.ArgumentParser}[kind]()
+        flag = flags.Flag(parser, flags.ArgumentSerializer(), name, default, doc)
+    flags.DEFINE_flag(flag, values, module_name=section)
+
+
+def parse(values: flags.FlagValues, argv: Sequence[str]) -> None:
+    """Sets the flags from a command line, `--flagfile=FILE` included.
+
+    Raises:
+      ValueError: an unknown flag (with near names), a value of the wrong kind, a missing file, a stray argument.
+    """
+    try:
+        rest = values(list(argv))[1:]
+    except flags.IllegalFlagValueError as error:
+        raise ValueError(_illegal(values, str(error))) from error
+    except flags.Error as error:
+        text = str(error).removeprefix('ERROR:: ').replace(' ?', '?').rstrip('.')
+        raise ValueError(f'{text}{"" if text.endswith("?") else "."} --help lists the flags.') from error
+    if rest:
+        raise ValueError(f'Arguments without a flag: {" ".join(rest)}; write --name=value, and lists with commas and no blanks.')
+
+
+def to_config(values: flags.FlagValues) -> config_lib.Config:
+    """The configuration that the flags ask for; the run directory is runs/<model>-<dataset> where none is given.
+
+    Raises:
+      ValueError: values that can't be right together.
+    """
+    fields = {field.name: getattr(values, field.name) for part in config_lib.SECTIONS for field in dataclasses.fields(part)}
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    if fields['model_dir'] is None:
+        fields['model_dir'] = os.path.join('runs', re.sub(r'[^\w.-]', '.', f'{values.model}-{values.dataset}'))
+    return config_lib.Config(**fields)
+
+
+def with_record(fresh: flags.FlagValues, values: flags.FlagValues, argv: Sequence[str]) -> flags.FlagValues:
+    """The flags that the run in --model_dir recorded, under those of the command line.
+
+    Args:
+      fresh: the same flags as `values`, not parsed yet.
+      values: parsed from `argv`.
+      argv: the command line.
+
+    Returns:
+      `fresh`, parsed; `values` where the run directory holds no record.
+    """
+    record = os.path.join(to_config(values).model_dir or '', RECORD)
+    if not os.path.exists(record):
+        return values
+    parse(fresh, [argv[0], f'--flagfile={record}', *argv[1:]])
+    return fresh
+
+
+def model_args(values: flags.FlagValues) -> dict[str, Any]:
+    """The keyword arguments of --model_args: literals, and bare words as strings.
+
+    Raises:
+      ValueError: an entry is not name=value.
+    """
+    args: dict[str, Any] = {}
+    for entry in values.model_args:
+        try:
+            call = ast.parse(f'dict({entry})', mode='eval').body
+            if not isinstance(call, ast.Call) or call.args:
+                raise ValueError
+            for word in call.keywords:
+                args[str(word.arg)] = word.value.id if isinstance(word.value, ast.Name) else ast.literal_eval(word.value)
+        except (SyntaxError, ValueError) as error:
+            raise ValueError(f'--model_args wants name=value, got {entry!r}; e.g. --model_args=width=64,layers=(2,3).') from error
+    return args
+
+
+def help_text(values: flags.FlagValues, doc: str) -> str:
+    """What --help shows: the command's doc and the flags by section."""
+    lines = [doc.strip(), '', 'Flags, each as --name=value; --flagfile=FILE reads them from a file, a line each, and later ones win.']
+    for section, group in values.flags_by_module_dict().items():
+        lines += ['', section]
+        for flag in group:
+            lines += _help_lines(flag)
+    return '\n'.join(lines)
+
+
+class Record(tf.train.SessionRunHook):
+    """Writes the flags beside the checkpoints once a session is there, as a file that --flagfile reads.
+
+    An evaluation by another process learns from it which model and data it has before it.
+    """
+
+    def __init__(self, values: flags.FlagValues, model_dir: str) -> None:
+        self._text = values.flags_into_string()
+        self._path = os.path.join(model_dir, RECORD)
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        with open(f'{self._path}.tmp', 'w', encoding='utf-8') as file:
+            file.write(self._text)
+        os.replace(f'{self._path}.tmp', self._path)
+
+
+def _help_lines(flag: flags.Flag[Any]) -> list[str]:
+    doc = re.sub(r';\s+repeat this option.*', '', flag.help or '', flags=re.DOTALL)
+    name = f'--{flag.name}'
+    if flag.boolean:
+        name, doc = f'--[no]{flag.name}', doc + (' (on)' if flag.value else '')
+    elif flag.value not in (None, []):
+        name = flag.serialize()
+    if isinstance(flag, flags.EnumFlag):
+        doc = f'{doc.partition(">: ")[2]} ({", ".join(flag.parser.enum_values)})'
+    first, *more = textwrap.wrap(doc, 84)
+    column = f'  {name:32} ' if len(name) <= 32 else f'  {name}\n  {"":32} '
+    return [column + first, *(f'  {"":32} {line}' for line in more)]
+
+
+def _illegal(values: flags.FlagValues, message: str) -> str:
+    found = re.match(r'flag --(\w+)=(.*?): ', message, re.DOTALL)
+    if not found:
+        return message
+    flag = values[found[1]]
+    kind = flag.parser.flag_type()
+    wanted = f'one of {", ".join(flag.parser.enum_values)}' if isinstance(flag, flags.EnumFlag) else _WANTED.get(kind, kind)
+    return f'--{flag.name} wants {wanted}, got {found[2]!r}; --help says what it means.'

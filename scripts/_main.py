@@ -1,0 +1,92 @@
+"""What every command does around its work: flags, exit codes, errors in one line, a table at the end."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any, NoReturn
+
+from absl import flags
+
+from scripts import _flags
+from towers import errors
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DONE, FAILED, MISUSED, DIVERGED, STOPPED = 0, 1, 2, 3, 75  # 76 is given by the session itself: run() was blocked
+
+
+def run(main: Callable[[flags.FlagValues], int], values: flags.FlagValues, doc: str | None) -> NoReturn:
+    """Parses the flags, runs `main` with them, and exits with its code or the one of its error."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.exit(_guarded(main, values, doc or ''))
+
+
+def print_table(rows: Mapping[str, Any]) -> None:
+    """Prints names and values in two columns."""
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        print(f'{name:{width}}  {value:.4g}' if isinstance(value, float) else f'{name:{width}}  {value}')
+    sys.stdout.flush()
+
+
+def tensorboard_command(model_dir: str) -> str:
+    """The command that shows a run directory, as it is typed in the current folder."""
+    program = pathlib.Path(sys.executable).parent / 'tensorboard'
+    if not program.exists():
+        return f'tensorboard --logdir={model_dir}'
+    with contextlib.suppress(ValueError):
+        program = program.relative_to(os.getcwd())
+    return f'{program} --logdir={model_dir}'
+
+
+def _guarded(main: Callable[[flags.FlagValues], int], values: flags.FlagValues, doc: str) -> int:
+    if _asks_help(sys.argv):
+        print(_flags.help_text(values, doc))
+        return DONE
+    try:
+        _flags.parse(values, sys.argv)
+        return main(values)
+    except KeyboardInterrupt:
+        return _say(STOPPED, 'Stopped by a signal before there was anything to save; run the same command again.')
+    except Exception as error:
+        code = _code(error)
+        if code is None:
+            raise
+        return _say(code, error)
+
+
+def _code(error: Exception) -> int | None:
+    """The exit code of an error whose message says it all; None = its traceback is wanted too, and the code is 1.
+
+    A ValueError of ours says what to do in its message, one out of a user's model needs the line that raised it.
+    """
+    if isinstance(error, errors.Diverged):
+        return DIVERGED
+    if type(error).__module__.startswith('towers.'):
+        return FAILED
+    if isinstance(error, ValueError) and _raised_in(error, 'towers', 'models', 'scripts'):
+        return MISUSED
+    missing = (FileNotFoundError, NotADirectoryError, PermissionError)
+    return MISUSED if isinstance(error, missing) and _raised_in(error, 'models', 'scripts') else None
+
+
+def _raised_in(error: Exception, *folders: str) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return os.path.realpath(frames[-1].filename).startswith(tuple(f'{ROOT / folder}{os.sep}' for folder in folders))
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _asks_help(argv: list[str]) -> bool:
+    return any(argument in ('--help', '-help', '-h', '-?', '--helpfull', '--helpshort') for argument in argv[1:])
+
+
+def _say(code: int, message: object) -> int:
+    print(' '.join(str(message).split()), file=sys.stderr)
+    return code

@@ -1,0 +1,114 @@
+"""Models and datasets by name: the zoo's, or a user's own as package.module:function."""
+
+import dataclasses
+import difflib
+import functools
+import importlib
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from absl import flags
+
+import models
+from models import data
+from scripts import _flags
+from towers import structs
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What the flags ask to be trained or evaluated; all of it can be pickled, for an evaluator in a process of its own.
+
+    Attributes:
+      model: function (batch, *, training) -> ModelOutput.
+      dataset: makes the training dataset.
+      eval_dataset: makes the evaluation dataset; None = nothing is evaluated.
+    """
+
+    model: structs.Model
+    dataset: structs.Dataset
+    eval_dataset: structs.Dataset | None
+
+
+def load(values: flags.FlagValues) -> Work:
+    """Finds what --model, --model_args, --dataset, --eval_dataset and --data_dir name.
+
+    A model of the zoo that takes `classes` gets the dataset's number of them unless --model_args says otherwise.
+
+    Raises:
+      ValueError, FileNotFoundError: something is unknown, missing, damaged or takes other arguments.
+    """
+    args = _flags.model_args(values)
+    dataset, eval_dataset, classes = _datasets(values)
+    name = values.model
+    if _is_own('--model', name):
+        model = _bound(find('--model', name), name, args)
+    else:
+        sizes = [field.name for field in dataclasses.fields(models.MODELS[name][1])] if name in models.MODELS else []
+        if classes is not None and 'classes' in sizes:
+            args.setdefault('classes', classes)
+        model = models.build(name, **args)
+    return Work(model, dataset, eval_dataset)
+
+
+def find(flag: str, name: str) -> Callable[..., Any]:
+    """The function that `package.module:function` names; the current folder is on the path.
+
+    Raises:
+      ValueError: no such module or function; the message says what was looked for and where.
+    """
+    module_name, _, attribute = name.partition(':')
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not (error.name and (module_name == error.name or module_name.startswith(f'{error.name}.'))):
+            raise  # the module is there and itself imports what is not
+        missing = '' if error.name == module_name else f' (no {error.name!r})'
+        raise ValueError(f'{flag}={name}: no module {module_name!r}{missing} in {os.getcwd()} or on the Python path.') from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith('_')]
+        near = difflib.get_close_matches(attribute, public, n=2) or public[:5]
+        hint = f'; it has {", ".join(near)}' if near else ''
+        raise ValueError(f'{flag}={name}: no function {attribute!r} in {module.__file__}{hint}.')
+    return function
+
+
+def _datasets(values: flags.FlagValues) -> tuple[structs.Dataset, structs.Dataset | None, int | None]:
+    """The training and the evaluation dataset, and the number of classes where the zoo knows it."""
+    name, eval_name, data_dir, seed = values.dataset, values.eval_dataset, values.data_dir, values.seed
+    own = _is_own('--dataset', name)
+    if own:
+        if data_dir is not None:
+            raise ValueError(f'--data_dir is for datasets of the zoo, got it with --dataset={name}; let your function know its folder.')
+        dataset, eval_dataset, classes = find('--dataset', name), None, None
+    else:
+        splits = data.load(name, data_dir, seed=seed)
+        dataset, eval_dataset, classes = splits.train, splits.test, splits.classes
+    if eval_name == 'none':
+        eval_dataset = None
+    elif eval_name is not None and (own or eval_name != name):
+        is_own = _is_own('--eval_dataset', eval_name)
+        eval_dataset = find('--eval_dataset', eval_name) if is_own else data.load(eval_name, data_dir, seed=seed).test
+    return dataset, eval_dataset, classes
+
+
+def _is_own(flag: str, name: str) -> bool:
+    if ':' not in name and '.' in name:
+        raise ValueError(f'{flag}={name}: expected a name of the zoo or package.module:function; put a colon before the function.')
+    return ':' in name
+
+
+def _bound(function: Callable[..., Any], name: str, args: dict[str, Any]) -> Callable[..., Any]:
+    """A user's model with its arguments, checked against its signature before anything is built."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(tf.constant, training=True, **args)
+    except TypeError as error:
+        raise ValueError(
+            f'--model={name}: {function.__name__}{signature} is called with (batch, training=..., and --model_args): {error}.'
+        ) from error
+    return functools.partial(function, **args)

@@ -1,0 +1,42 @@
+"""Evaluates a run's checkpoints: python scripts/evaluate.py --model_dir=runs/lenet-digits.
+
+Model, data and all else are those of the run, as it recorded them, unless flags say otherwise.
+"""
+
+import os
+import sys
+
+sys.path[0:1] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))), os.getcwd()]
+from scripts import _start
+
+_start.load_tensorflow(sys.argv)
+from absl import flags
+
+import towers
+from scripts import _flags, _main, _zoo
+
+SECTION = 'Checkpoints: which are evaluated.'
+
+
+def define() -> flags.FlagValues:
+    """The flags of a training and which checkpoints to evaluate."""
+    values = _flags.define()
+    _flags.add(values, SECTION, 'checkpoint', None, 'prefix of the one to evaluate; the newest whole one if not given')
+    _flags.add(values, SECTION, 'continuous', False, "each new one until the job's last or --eval_idle_secs without any", kind=bool)
+    return values
+
+
+def main(values: flags.FlagValues) -> int:
+    """Evaluates and prints the metrics."""
+    values = _flags.with_record(define(), values, sys.argv)
+    config = _flags.to_config(values)
+    work = _zoo.load(values)
+    if work.eval_dataset is None:
+        raise ValueError('Nothing to evaluate on, got no --eval_dataset; give one, of the zoo or as package.module:function.')
+    found = towers.evaluate(work.model, work.eval_dataset, config, checkpoint=values.checkpoint, continuous=values.continuous)
+    _main.print_table(found)
+    return _main.DONE
+
+
+if __name__ == '__main__':
+    _main.run(main, define(), __doc__)

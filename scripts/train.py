@@ -1,0 +1,44 @@
+"""Trains a model on N GPUs, or on N CPU devices in their place: python scripts/train.py --num_gpus=4.
+
+The model and the data are the zoo's or yours: --model=my_package.my_module:model --dataset=my_package.my_data:train.
+"""
+
+import os
+import sys
+
+sys.path[0:1] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))), os.getcwd()]
+from scripts import _start
+
+_start.load_tensorflow(sys.argv)
+from absl import flags
+
+import towers
+from scripts import _flags, _main, _tensorboard, _zoo
+
+
+def main(values: flags.FlagValues) -> int:
+    """Trains and says how it ended."""
+    config = _flags.to_config(values)
+    work = _zoo.load(values)
+    model_dir = str(config.model_dir)
+    record = _flags.Record(values, model_dir)
+    with _tensorboard.beside(model_dir, wanted=config.tensorboard):
+        result = towers.train(work.model, work.dataset, config, eval_dataset=work.eval_dataset, hooks=(record,))
+    _main.print_table(
+        {
+            **result.evaluation,
+            'loss': result.loss,
+            'steps': f'{result.step} ({result.steps_run} in this run)',
+            'examples/s': round(result.examples_per_sec),
+            'run directory': model_dir,
+            'TensorBoard': _main.tensorboard_command(model_dir),
+        }
+    )
+    if result.stopped_by == 'signal':
+        print('Stopped by a signal; run the same command again to go on.', file=sys.stderr)
+        return _main.STOPPED
+    return _main.DONE
+
+
+if __name__ == '__main__':
+    _main.run(main, _flags.define(), __doc__)
