@@ -61,15 +61,16 @@ def located(error: tf.errors.OpError, graph: tf.Graph) -> tf.errors.OpError:
       graph: the graph that ran.
 
     Returns:
-      a new error, or `error` itself where its message names no operation of `graph`.
+      a new error; where the message names no operation of `graph` it is the bare reason.
     """
     operation = find_operation(error, graph)
-    if operation is None:
-        return error
-    line = source_line(operation)
-    place = f'node {operation.name} ({operation.type}) on {operation.device or "no particular device"}'
+    message = _reason(error.message)
+    if operation is not None:
+        line = source_line(operation)
+        place = f'node {operation.name} ({operation.type}) on {operation.device or "no particular device"}'
+        message += f' [{place}{", made at " + line if line else ""}]'
     kind: Any = type(error)
-    return kind(operation.node_def, None, f'{_reason(error.message)} [{place}{", made at " + line if line else ""}]')
+    return kind(operation and operation.node_def, None, message)
 
 
 def _first_root(message: str) -> str:

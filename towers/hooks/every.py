@@ -1,0 +1,41 @@
+"""When a hook acts: every so many steps or seconds."""
+
+import time
+from collections.abc import Callable
+
+
+class Every:
+    """A timer that is asked at each step whether it is due.
+
+    By steps it is due at multiples, so a resumed run acts at the same steps as an uninterrupted one; where a call makes
+    several steps it is due when one of them was a multiple. By seconds it is due so long after it was due last. With both
+    it is due at either; with neither, or 0, never.
+    """
+
+    def __init__(self, steps: int | None = None, secs: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """Starts counting when it is asked for the first time.
+
+        Args:
+          steps: due at multiples of it; None or 0 = not by steps.
+          secs: due after so many seconds; None or 0 = not by time.
+          clock: returns the time in seconds.
+        """
+        self.clock = clock
+        self._steps = steps or 0
+        self._secs = secs or 0.0
+        self._asked_at: int | None = None
+        self._due_at: float | None = None
+
+    def due(self, step: int) -> bool:
+        """Whether to act at `step`; to be asked once a step, with rising steps."""
+        before = step - 1 if self._asked_at is None else self._asked_at
+        self._asked_at = step
+        by_steps = self._steps > 0 and step // self._steps > before // self._steps
+        return self._is_time(by_steps) if self._secs else by_steps
+
+    def _is_time(self, by_steps: bool) -> bool:
+        now = self.clock()
+        started = now if self._due_at is None else self._due_at
+        due = by_steps or now - started >= self._secs
+        self._due_at = now if due else started
+        return due

@@ -1,0 +1,106 @@
+"""A line that says how far a training is: a live bar on a terminal, plain lines in a pipe."""
+
+import collections
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import TextIO
+
+import tensorflow.compat.v1 as tf
+
+from towers.hooks import every
+
+_BAR_WIDTH = 24
+_REDRAW_SECS = 0.1
+_REDRAWS_AVERAGED = 30
+
+_Mark = collections.namedtuple('_Mark', 'time step examples')
+
+
+class ProgressHook(tf.train.SessionRunHook):
+    """Shows step, loss, examples per second and the time to go.
+
+    The rate is that of the steps since the line before (on a terminal: of the last 3 seconds), without the first step of
+    the run, in which TensorFlow prepares itself. On a terminal the line is drawn in place, ten times a second at most.
+    """
+
+    def __init__(
+        self, report: Mapping[str, tf.Tensor], *, last_step: int | None, when: every.Every, stream: TextIO | None = None
+    ) -> None:
+        """Shows the values of each step's `report`: step, loss, examples_seen.
+
+        Args:
+          report: scalars that are fetched with each step.
+          last_step: where training ends; None = not known, then no time to go is shown.
+          when: of the lines in a pipe; it also gives the clock.
+          stream: where to write; None = standard output.
+        """
+        self._request = tf.train.SessionRunArgs((report['step'], report['loss'], report['examples_seen']))
+        self._last_step = last_step
+        self._stream = stream or sys.stdout
+        self._live = self._stream.isatty()
+        self._clock = when.clock
+        self._when = every.Every(secs=_REDRAW_SECS, clock=when.clock) if self._live else when
+        self._first: _Mark | None = None
+        self._marks: collections.deque[_Mark] = collections.deque(maxlen=_REDRAWS_AVERAGED if self._live else 1)
+        self._values: tuple[int, float, int] | None = None
+        self._open_line = False
+
+    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
+        return self._request
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        self._values = run_values.results
+        if self._when.due(int(run_values.results[0])) or self._first is None:
+            self._show()
+
+    def end(self, session: tf.Session) -> None:
+        if self._values is not None and self._marks[-1].step != self._values[0]:
+            self._show()
+        self.close()
+
+    def close(self) -> None:
+        """Ends the live line, so that what is written next begins a new one; for a training that failed."""
+        if self._open_line:
+            self._write('\n')
+        self._open_line = False
+
+    def _show(self) -> None:
+        step, loss, examples = self._values  # type: ignore[misc]
+        now = _Mark(self._clock(), int(step), int(examples))
+        self._first = self._first or now
+        text = f'loss {loss:.4f}' + self._rates(now)
+        of_last = f'{now.step}/{self._last_step}' if self._last_step else f'{now.step}'
+        self._marks.append(now)
+        self._write(self._bar(now.step, f'{of_last}  {text}') if self._live else f'step {of_last}  {text}\n')
+        self._open_line = self._live
+
+    def _rates(self, now: _Mark) -> str:
+        """The examples per second and the time to go, as far as they are known."""
+        text = ''
+        if self._marks and now.time > self._marks[0].time:
+            text += f'  {(now.examples - self._marks[0].examples) / (now.time - self._marks[0].time):.0f} examples/s'
+        if self._first and self._last_step and now.step > self._first.step:
+            secs_a_step = (now.time - self._first.time) / (now.step - self._first.step)
+            text += f'  ETA {duration((self._last_step - now.step) * secs_a_step)}'
+        return text
+
+    def _bar(self, step: int, text: str) -> str:
+        done = min(_BAR_WIDTH, _BAR_WIDTH * step // self._last_step) if self._last_step else 0
+        bar = f'[{"#" * done}{"-" * (_BAR_WIDTH - done)}] ' if self._last_step else ''
+        width = shutil.get_terminal_size().columns - 1
+        return '\r' + f'{bar}{text}'[:width].ljust(width)
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            self._when = every.Every()  # nobody reads it any more, which is no reason to stop
+
+
+def duration(secs: float) -> str:
+    """Seconds as hours, minutes and seconds: '1:02:03', '2:03'."""
+    minutes, seconds = divmod(max(0, round(secs)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f'{hours}:{minutes:02d}:{seconds:02d}' if hours else f'{minutes}:{seconds:02d}'

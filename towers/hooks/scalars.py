@@ -1,0 +1,106 @@
+"""A row of numbers every so many steps, for metrics.jsonl and TensorBoard."""
+
+import collections
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from towers import metrics, structs
+from towers.hooks import every
+
+_RATES = ('examples_per_sec', 'step_ms')
+_Mark = collections.namedtuple('_Mark', 'time step examples')
+
+
+class ScalarsHook(tf.train.SessionRunHook):
+    """Writes a step's report and metrics, the rate and the time of a step; at a clean end also those of the last step.
+
+    A row holds step, loss, penalty, total_loss, learning_rate, examples (all that the run was trained on so far),
+    examples_per_sec, step_ms and the model's metrics by name. TensorBoard gets the same, with `examples` under the tag
+    examples_seen. The values are those of the row's own step; rate and time are means since the row before, without the
+    first step of this session, in which TensorFlow prepares itself.
+    """
+
+    def __init__(
+        self,
+        train_step: structs.TrainStep,
+        *,
+        when: every.Every,
+        rows: Callable[[Mapping[str, Any]], None],
+        events: Callable[[int, Mapping[str, Any]], None],
+    ) -> None:
+        """Writes `train_step.report` and `train_step.metrics`, which are fetched with each step.
+
+        Args:
+          train_step: what to report.
+          when: of the rows; it also gives the clock.
+          rows: takes a row, such as `writers.JsonLines.append`.
+          events: takes a step and its scalars, such as `writers.EventWriter.scalars`.
+
+        Raises:
+          ValueError: a metric has the name of a value of the report.
+        """
+        report = train_step.report
+        taken = set(train_step.metrics).intersection(report, _RATES)
+        if taken:
+            raise ValueError(f"A metric must have another name than the report's values, got {', '.join(sorted(taken))}; rename it.")
+        self._report_names = tuple(report)
+        self._metrics = train_step.metrics
+        sums = [tensor for metric in train_step.metrics.values() for tensor in metric.sums]
+        self._request = tf.train.SessionRunArgs((*report.values(), *sums))
+        self._step_place = self._report_names.index('step')
+        self._when = when
+        self._rows = rows
+        self._events = events
+        self._mark: _Mark | None = None  # what the next row's rate counts from
+        self._started = 0.0
+        self._values: tuple[Any, ...] = ()
+        self._written: int | None = None
+
+    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
+        if self._mark is None:
+            self._started = self._when.clock()
+        return self._request
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        self._values = run_values.results
+        due = self._when.due(int(self._values[self._step_place]))
+        if due or self._mark is None:
+            self._after_marked_step(due)
+
+    def end(self, session: tf.Session) -> None:
+        if self._values and self._written != int(self._values[self._step_place]):
+            self._write(self._report())
+
+    def _after_marked_step(self, due: bool) -> None:
+        report = self._report()
+        if self._mark is None:
+            self._mark = _Mark(self._started, report['step'] - 1, report['examples_seen'] - report['examples'])
+        if due:
+            self._write(report)
+        self._mark = _Mark(self._when.clock(), report['step'], report['examples_seen'])
+
+    def _report(self) -> dict[str, Any]:
+        return {name: value.item() for name, value in zip(self._report_names, self._values, strict=False)}
+
+    def _write(self, report: dict[str, Any]) -> None:
+        row = {**report, **self._rates(report), **self._results()}
+        step, seen = row.pop('step'), row.pop('examples_seen')
+        self._written = step
+        self._rows({'step': step, **row, 'examples': seen})
+        del row['examples']
+        self._events(step, {**row, 'examples_seen': seen})
+
+    def _rates(self, report: Mapping[str, Any]) -> dict[str, float]:
+        assert self._mark is not None
+        secs = self._when.clock() - self._mark.time
+        steps, examples = report['step'] - self._mark.step, report['examples_seen'] - self._mark.examples
+        if secs <= 0 or steps <= 0:
+            return dict.fromkeys(_RATES, float('nan'))
+        return {'examples_per_sec': examples / secs, 'step_ms': 1000 * secs / steps}
+
+    def _results(self) -> dict[str, Any]:
+        """The metrics' values from the totals, which stand behind the report in the fetched values."""
+        totals = iter(self._values[len(self._report_names) :])
+        return metrics.results(self._metrics, {name: [next(totals) for _ in metric.sums] for name, metric in self._metrics.items()})

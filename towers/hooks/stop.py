@@ -1,0 +1,76 @@
+"""When training ends: at a step, after some time, or when somebody says so.
+
+Each hook says in `stopped_by` why; the session takes it from the first one that asks to stop.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+import tensorflow.compat.v1 as tf
+
+
+class StopAtStep(tf.train.SessionRunHook):
+    """Stops when global_step has reached a step; where it has at the start, no step is made."""
+
+    stopped_by = 'steps'
+
+    def __init__(self, last_step: int, *, step: tf.Tensor, global_step: tf.Variable) -> None:
+        """Stops after the step numbered `last_step`.
+
+        Args:
+          last_step: the step to reach.
+          step: int64 scalar, global_step after the step.
+          global_step: the step variable, read once at the start.
+        """
+        self._last_step = last_step
+        self._global_step = global_step
+        self._request = tf.train.SessionRunArgs(step)
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        if session.run(self._global_step) >= self._last_step:
+            coord.request_stop()
+
+    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
+        return self._request
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        if run_values.results >= self._last_step:
+            run_context.request_stop()
+
+
+class StopAfterSecs(tf.train.SessionRunHook):
+    """Stops after the step in which the time is over, counted from `begin`."""
+
+    stopped_by = 'time'
+
+    def __init__(self, secs: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Stops after `secs` seconds of `clock`."""
+        self._secs = secs
+        self._clock = clock
+        self._deadline = float('inf')
+
+    def begin(self) -> None:
+        self._deadline = self._clock() + self._secs
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        if self._clock() >= self._deadline:
+            run_context.request_stop()
+
+
+class StopWhen(tf.train.SessionRunHook):
+    """Stops after the step in which an event was set by another thread, such as the one that handles signals."""
+
+    stopped_by = 'signal'
+
+    def __init__(self, event: threading.Event) -> None:
+        """Stops when `event` is set; where it is at the start, no step is made."""
+        self._event = event
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        if self._event.is_set():
+            coord.request_stop()
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        if self._event.is_set():
+            run_context.request_stop()

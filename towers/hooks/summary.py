@@ -1,0 +1,72 @@
+"""The reports that cost something, computed only in the steps in which they are due: summaries, norms, per-tower values."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import tensorflow.compat.v1 as tf
+
+from towers import structs
+from towers.hooks import every
+
+
+class SummaryHook(tf.train.SessionRunHook):
+    """Fetches `TrainStep.scalars` and `TrainStep.summaries` in the steps in which they are due, and writes them.
+
+    The steps in which they are due fetch one more set of tensors than the others, so TensorFlow prepares twice in all.
+    """
+
+    def __init__(
+        self, train_step: structs.TrainStep, *, when: every.Every, write: Callable[[int, tf.Summary], None]
+    ) -> None:
+        """Reports to `write`.
+
+        Args:
+          train_step: what to report.
+          when: of the summaries.
+          write: takes a step and its Summary, such as `writers.EventWriter.summary`.
+        """
+        self._global_step = train_step.global_step
+        self._prefixes = train_step.summary_prefixes
+        self._names = tuple(train_step.scalars)
+        self._quiet = tf.train.SessionRunArgs((train_step.step,))
+        self._full = tf.train.SessionRunArgs((train_step.step, *train_step.scalars.values(), *train_step.summaries))
+        self._when = when
+        self._write = write
+        self._step = 0
+        self._stride = 1  # steps that a call makes, as far as was seen
+        self._due = False
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        self._step = int(session.run(self._global_step))
+
+    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
+        self._due = self._when.due(self._step + self._stride)
+        return self._full if self._due else self._quiet
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        step = int(run_values.results[0])
+        self._stride, self._step = max(1, step - self._step), step
+        if self._due:
+            scalars, summaries = run_values.results[1 : 1 + len(self._names)], run_values.results[1 + len(self._names) :]
+            values = [tf.Summary.Value(tag=name, simple_value=float(value)) for name, value in zip(self._names, scalars, strict=True)]
+            self._write(step, tf.Summary(value=[*values, *merge(summaries, self._prefixes)]))
+
+
+def merge(summaries: Iterable[bytes], prefixes: Sequence[str]) -> list[tf.Summary.Value]:
+    """The values of serialised Summary protos, their tags without the scopes in which a tower was built."""
+    values = [value for proto in summaries for value in tf.Summary.FromString(proto).value]
+    for value in values:
+        value.tag = strip(value.tag, prefixes)
+    return values
+
+
+def strip(tag: str, prefixes: Sequence[str]) -> str:
+    """A tag without the first of `prefixes` that it holds as whole parts between slashes.
+
+    A summary with a family has its scope inside the tag: 'family/tower_0/family/name'. 'tower_1' is no part of
+    'tower_10/loss'.
+    """
+    for prefix in prefixes:
+        scope = f'/{prefix.strip("/")}/'
+        if scope in f'/{tag}':
+            return f'/{tag}'.replace(scope, '/', 1)[1:]
+    return tag

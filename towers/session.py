@@ -1,0 +1,238 @@
+"""The master session: an own loop round the standard `tf.train.SessionRunHook` protocol.
+
+It calls hooks as `tf.train.SingularMonitoredSession` does, with the same arguments in the same order, but makes a step
+through a prepared callable. It differs in two points, both on purpose: only the input's own end is the end of data,
+and an OutOfRangeError out of a hook (a save to a full disk raises one) is a failure.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+from towers import errors, fetching
+
+_THREADS_GRACE_SECS = 120.0
+_NUMERIC_OPTIONS = (
+    'trace_level', 'timeout_in_ms', 'inter_op_thread_pool', 'output_partition_graphs', 'report_tensor_allocations_upon_oom',
+)  # fmt: skip
+
+
+class MasterSession(contextlib.AbstractContextManager):
+    """A session with hooks, as a context manager whose body is the training loop.
+
+    On entry: `begin` of the hooks, the graph is finalised, the session made, `initialize` called, `after_create_session`
+    of the hooks. On a clean exit: `end` of the hooks. Inside, the graph is the default graph of this thread.
+
+        with MasterSession(graph, hooks, initialize=restore) as session:
+            while not session.should_stop():
+                values = session.run(fetches)
+
+    The end of data and a StopIteration leave `run` as exceptions that the context manager takes as a clean end.
+    """
+
+    def __init__(
+        self,
+        graph: tf.Graph,
+        hooks: Sequence[tf.train.SessionRunHook],
+        *,
+        proto: tf.ConfigProto | None = None,
+        initialize: Callable[[tf.Session], None],
+        ended: tf.Tensor | None = None,
+    ) -> None:
+        """Makes nothing yet; the session exists inside the `with` block.
+
+        Args:
+          graph: the graph to run; hooks may still add to it in `begin`, nobody later.
+          hooks: called in this order.
+          proto: options of the session.
+          initialize: sets the variables and iterators of `graph`; variables that hooks add are set before it.
+          ended: bool scalar that asks the input whether its data is at an end; None = it has no end.
+        """
+        self._graph = graph
+        self._hooks = tuple(hooks)
+        self._proto = proto
+        self._initialize = initialize
+        self._ended = ended
+        self._stopped_by: str | None = None
+        self._end_of_data: Exception | None = None
+        self._coordinator = tf.train.Coordinator(clean_stop_exception_types=())
+        self._contexts = contextlib.ExitStack()
+        self._session: Any = None
+        self._fetcher: Any = None
+
+    @property
+    def stopped_by(self) -> str | None:
+        """Why the loop should end: 'data', a hook's own `stopped_by`, 'hook' for one without; None while it goes on."""
+        return self._stopped_by
+
+    def raw_session(self) -> tf.Session:
+        """The TensorFlow session, to run something that hooks shall not see; closing it cancels a step in flight."""
+        return self._session
+
+    def __enter__(self) -> 'MasterSession':
+        with contextlib.ExitStack() as undo:
+            self._contexts.enter_context(self._graph.as_default())
+            undo.push(lambda *_: self._close(clean=False))
+            added = self._begin()
+            self._session = tf.Session(graph=self._graph, config=self._proto)
+            self._fetcher = fetching.Fetcher(self._session)
+            self._session.run(added)
+            self._initialize(self._session)
+            for hook in self._hooks:
+                hook.after_create_session(self._session, self._coordinator)
+                self._note_stop(hook, self._coordinator.should_stop())
+            undo.pop_all()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        clean = error is None or error is self._end_of_data or isinstance(error, StopIteration)
+        self._close(clean=clean)
+        return clean
+
+    def should_stop(self) -> bool:
+        """Whether the loop should end.
+
+        Raises:
+          Exception: what a thread reported to the coordinator.
+        """
+        self._coordinator.raise_requested_exception()
+        self._note_stop(None, self._coordinator.should_stop())
+        return self._stopped_by is not None
+
+    def run(self, fetches: Any) -> Any:
+        """Makes one step with all hooks.
+
+        Args:
+          fetches: any structure that `tf.Session.run` takes.
+
+        Returns:
+          the values of `fetches` in the same structure.
+
+        Raises:
+          tf.errors.OutOfRangeError: at the end of data, a clean end, after which `should_stop()` holds.
+          tf.errors.OpError: the step failed; the message names the node, its device and the user's line.
+          RuntimeError: the session should stop already, or two hooks feed one tensor.
+        """
+        if self.should_stop():
+            raise RuntimeError(f'run() was called though the session should stop (by {self._stopped_by}); ask should_stop() before it.')
+        context = tf.train.SessionRunContext(tf.train.SessionRunArgs(fetches), self._session)
+        requests = self._before_run(context)
+        asked = [fetches, *[request.fetches for request in requests if request and request.fetches is not None]]
+        feeds, options = _merge(requests)
+        metadata = tf.RunMetadata()
+        results = self._step(asked, feeds, options, metadata)
+        self._after_run(context, requests, results[1:], (options or tf.RunOptions(), metadata))
+        return results[0]
+
+    def close(self) -> None:
+        """Ends cleanly: `end` of the hooks, then the session is closed; a second call does nothing."""
+        self._close(clean=True)
+
+    def _begin(self) -> list[tf.Operation]:
+        """Lets the hooks add to the graph, then finalises it; returns the initialisers of the variables that they added."""
+        known = {id(variable) for variable in tf.global_variables() + tf.local_variables()}
+        for hook in self._hooks:
+            hook.begin()
+        added = [variable for variable in tf.global_variables() + tf.local_variables() if id(variable) not in known]
+        self._graph.finalize()
+        return [variable.initializer for variable in added]
+
+    def _before_run(self, context: tf.train.SessionRunContext) -> list[tf.train.SessionRunArgs | None]:
+        requests = []
+        hook = None
+        try:
+            for hook in self._hooks:
+                requests.append(hook.before_run(context))
+                self._note_stop(hook, context.stop_requested)
+        except StopIteration:
+            self._note_stop(hook, True)
+            raise
+        return requests
+
+    def _after_run(self, context: Any, requests: Sequence[Any], results: Sequence[Any], about: tuple[Any, Any]) -> None:
+        answers = iter(results)
+        hook = None
+        try:
+            for hook, request in zip(self._hooks, requests, strict=True):
+                answer = next(answers) if request and request.fetches is not None else None
+                hook.after_run(context, tf.train.SessionRunValues(answer, *about))
+                self._note_stop(hook, context.stop_requested)
+        except StopIteration:
+            self._note_stop(hook, True)
+            raise
+
+    def _note_stop(self, hook: Any, stop: bool) -> None:
+        if stop and self._stopped_by is None:
+            self._stopped_by = getattr(hook, 'stopped_by', 'hook')
+
+    def _step(self, asked: list[Any], feeds: dict[Any, Any], options: tf.RunOptions | None, metadata: tf.RunMetadata) -> list[Any]:
+        """The values of the structures in `asked`; only what TensorFlow raises in here is an error of the step."""
+        try:
+            if feeds:
+                return self._session.run(asked, feeds, options, metadata if options else None)
+            return self._fetcher.fetch(asked, options, metadata)
+        except tf.errors.OpError as error:
+            if isinstance(error, tf.errors.OutOfRangeError) and self._is_at_end():
+                self._stopped_by, self._end_of_data = 'data', error
+                raise
+            raise errors.located(error, self._graph) from error
+
+    def _is_at_end(self) -> bool:
+        if self._ended is None:
+            return False
+        try:
+            return bool(self._session.run(self._ended))
+        except tf.errors.OpError:
+            logging.exception('The input could not say whether it is at its end; taking the error of the step as a failure.')
+            return False
+
+    def _close(self, *, clean: bool) -> None:
+        session, self._session = self._session, None
+        with self._contexts, contextlib.ExitStack() as closing:
+            if session is not None:
+                closing.callback(session.close)
+            closing.callback(self._join_threads, quiet=not clean)
+            for hook in self._hooks if clean and session is not None else ():
+                hook.end(session)
+
+    def _join_threads(self, *, quiet: bool) -> None:
+        """Stops the threads that hooks registered with the coordinator; raises what one of them raised unless `quiet`."""
+        self._coordinator.request_stop()
+        try:
+            self._coordinator.join(stop_grace_period_secs=_THREADS_GRACE_SECS, ignore_live_threads=True)
+        except Exception:
+            if not quiet:
+                raise
+            logging.exception('A thread of a hook failed too.')
+
+
+def _merge(requests: Sequence[tf.train.SessionRunArgs | None]) -> tuple[dict[Any, Any], tf.RunOptions | None]:
+    """The feeds of all hooks, and the strongest of the options that they ask for; None where none asks.
+
+    Raises:
+      RuntimeError: two hooks feed the same tensor.
+    """
+    special = [request for request in requests if request and (request.feed_dict or request.options)]
+    if not special:
+        return {}, None
+    feeds: dict[Any, Any] = {}
+    for request in special:
+        twice = feeds.keys() & (request.feed_dict or {}).keys()
+        if twice:
+            raise RuntimeError(f'Two hooks feed the same tensor: {", ".join(sorted(map(str, twice)))}; drop one of them.')
+        feeds.update(request.feed_dict or {})
+    options = [request.options for request in special if request.options]
+    return feeds, _strongest(options) if options else None
+
+
+def _strongest(asked: Sequence[tf.RunOptions]) -> tf.RunOptions:
+    merged = tf.RunOptions()
+    for options in asked:
+        for name in _NUMERIC_OPTIONS:
+            setattr(merged, name, max(getattr(merged, name), getattr(options, name)))
+        merged.debug_options.debug_tensor_watch_opts.extend(options.debug_options.debug_tensor_watch_opts)
+        merged.debug_options.reset_disk_byte_usage |= options.debug_options.reset_disk_byte_usage
+    return merged

@@ -1,0 +1,159 @@
+"""Where reports go: TensorBoard's event files and a file of JSON lines, neither of which can stop a training.
+
+A disk that is full, or any other failure to write, is warned of once; what could not be written is lost, and writing goes
+on when it is possible again. Readers never see half a record.
+"""
+
+import itertools
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+_FAILURES = (OSError, tf.errors.OpError)  # TensorFlow says OutOfRangeError for a file that may not grow
+_RECORD_FRAME = 16  # bytes of length and checksums round a record
+_count = itertools.count()
+
+
+class EventWriter:
+    """Writes TensorBoard events to a file of its own in a folder.
+
+    The file is made at the first event. Its name holds the time in nanoseconds and the process, so that two starts within
+    one second write two files, in the order in which TensorBoard reads them. Each event is handed to the operating system
+    at once; there is no thread, and no graph is needed.
+    """
+
+    def __init__(self, folder: str) -> None:
+        """Writes under `folder`, which is made where it is missing."""
+        self._folder = folder
+        self._file: Any = None
+        self._path = ''
+        self._size = 0
+        self._warned = False
+
+    def start(self, step: int) -> None:
+        """Marks a start at `step`: TensorBoard drops what an earlier process wrote at this step and later."""
+        self._write(tf.Event(step=step, session_log=tf.SessionLog(status=tf.SessionLog.START)))
+
+    def scalars(self, step: int, values: Mapping[str, Any]) -> None:
+        """Writes one point for each scalar; a value that isn't one number is left out."""
+        scalars = {tag: np.asarray(value) for tag, value in values.items()}
+        points = [tf.Summary.Value(tag=tag, simple_value=float(value)) for tag, value in scalars.items() if value.size == 1]
+        self.summary(step, tf.Summary(value=points))
+
+    def summary(self, step: int, summary: tf.Summary) -> None:
+        """Writes a Summary as it is."""
+        self._write(tf.Event(step=step, summary=summary))
+
+    def graph(self, graph: tf.Graph) -> None:
+        """Writes the graph for TensorBoard's graph view."""
+        self._write(tf.Event(graph_def=graph.as_graph_def(add_shapes=True).SerializeToString()))
+
+    def close(self) -> None:
+        """Closes the file; a later event begins a new one."""
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except _FAILURES as error:
+                self._warned = _warn(error, self._path, self._warned)
+
+    def _write(self, event: tf.Event) -> None:
+        event.wall_time = time.time()
+        try:
+            if self._file is None:
+                self._open()
+            self._append(event)
+        except _FAILURES as error:
+            self._warned = _warn(error, self._path, self._warned)
+            self._give_up()
+
+    def _open(self) -> None:
+        now = time.time_ns()
+        name = f'events.out.tfevents.{now // 10**9:010d}.{socket.gethostname()}.{now % 10**9:09d}.{os.getpid()}.{next(_count)}'
+        tf.gfile.MakeDirs(self._folder)
+        self._path, self._size = os.path.join(self._folder, name), 0
+        self._file = tf.python_io.TFRecordWriter(self._path)
+        self._append(tf.Event(wall_time=now / 1e9, file_version='brain.Event:2'))
+
+    def _append(self, event: tf.Event) -> None:
+        record = event.SerializeToString()
+        self._file.write(record)
+        self._file.flush()
+        self._size += len(record) + _RECORD_FRAME
+
+    def _give_up(self) -> None:
+        """Leaves the file with whole records only, since a reader never gets past half a one; the next event begins another."""
+        self.close()
+        try:
+            if self._size:
+                os.truncate(self._path, self._size)
+            else:
+                os.remove(self._path)
+        except OSError:
+            pass  # it was never made, or it isn't on a local disk
+
+
+class JsonLines:
+    """Appends JSON objects to a file, one a line, each in a single write."""
+
+    def __init__(self, path: str) -> None:
+        """Appends to `path`; a last line that a killed process left unfinished is ended first."""
+        self._path = path
+        self._file: Any = None
+        self._warned = False
+
+    def append(self, values: Mapping[str, Any]) -> None:
+        """Appends one object of numbers, strings, None and arrays; a number that is not finite becomes null."""
+        line = json.dumps({name: _plain(value) for name, value in values.items()}, allow_nan=False)
+        try:
+            self._file = self._file or self._open()
+            self._append(line.encode() + b'\n')
+        except OSError as error:
+            self._warned = _warn(error, self._path, self._warned)
+            self.close()
+
+    def close(self) -> None:
+        """Closes the file; a later line opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> Any:
+        os.makedirs(os.path.dirname(self._path) or '.', exist_ok=True)
+        file = open(self._path, 'a+b', buffering=0)
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b'\n':
+                file.write(b'\n')
+        return file
+
+    def _append(self, line: bytes) -> None:
+        size = self._file.seek(0, os.SEEK_END)
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError(f'only a part of {len(line)} bytes could be written')
+        except OSError:
+            self._file.truncate(size)
+            raise
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _warn(error: Exception, path: str, warned: bool) -> bool:
+    if not warned:
+        logging.warning('%s can not be written (%s); the training goes on without what is lost here.', path, ' '.join(str(error).split()))
+    return True
