@@ -32,54 +32,64 @@ class _FloatsParser(flags.ArgumentParser[list[float]]):
         return 'numbers with commas between them'
 
 
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One flag.
+
+    Attributes:
+      name: the flag's name.
+      default: its value where it is not given; None where the kind allows it.
+      doc: one line.
+      kind: bool, int, float, str, a Literal of strings, a tuple of strings or of floats; any of them or None.
+    """
+
+    name: str
+    default: Any
+    doc: str
+    kind: Any = str
+
+
 def define() -> flags.FlagValues:
     """The flags that every command has: what to train, and each field of `towers.Config`."""
     values = flags.FlagValues()
     section = 'Model and data: what is trained.'
-    add(values, section, 'model', 'lenet', 'of the zoo, or yours as package.module:function')
     doc = "the model's sizes: width=64,layers=(2,3); may be given again"
     repeated: flags.Flag[Any] = flags.MultiFlag(flags.ArgumentParser(), flags.ArgumentSerializer(), 'model_args', [], doc)
+    add(values, section, Option('model', 'lenet', 'of the zoo, or yours as package.module:function'))
     flags.DEFINE_flag(repeated, values, module_name=section)
-    for name, default, doc in (
-        ('dataset', 'digits', 'of the zoo, or yours as package.module:function'),
-        ('eval_dataset', None, "what is evaluated, named like --dataset, or none; the zoo dataset's own test examples if not given"),
-        ('data_dir', None, "folder with the zoo dataset's files"),
-    ):
-        add(values, section, name, default, doc)
+    add(
+        values,
+        section,
+        Option('dataset', 'digits', 'of the zoo, or yours as package.module:function'),
+        Option('eval_dataset', None, "what is evaluated, named like --dataset, or none; the zoo dataset's test examples if not given"),
+        Option('data_dir', None, "folder with the zoo dataset's files"),
+    )
     for part in config_lib.SECTIONS:
         hints = typing.get_type_hints(part)
-        title = (part.__doc__ or part.__name__).splitlines()[0]
-        for field in dataclasses.fields(part):
-            add(values, title, field.name, field.default, field.metadata['doc'], kind=hints[field.name])
+        options = [Option(field.name, field.default, field.metadata['doc'], hints[field.name]) for field in dataclasses.fields(part)]
+        add(values, (part.__doc__ or part.__name__).splitlines()[0], *options)
     return values
 
 
-def add(values: flags.FlagValues, section: str, name: str, default: Any, doc: str, *, kind: Any = str) -> None:
-    """Defines one flag.
+def add(values: flags.FlagValues, section: str, *options: Option) -> None:
+    """Defines flags under a heading of --help."""
+    for option in options:
+        flags.DEFINE_flag(_flag(option), values, module_name=section)
 
-    Args:
-      values: the flags it joins.
-      section: its heading in --help.
-      name: the flag's name.
-      default: its value where it is not given; None where the kind allows it.
-      doc: one line.
-      kind: bool, int, float, str, a Literal of strings, a tuple of strings or floats; any of them or None.
-    """
+
+def _flag(option: Option) -> flags.Flag[Any]:
+    name, default, doc, kind = option.name, option.default, option.doc, option.kind
     if isinstance(kind, types.UnionType):
         kind = next(part for part in typing.get_args(kind) if part is not types.NoneType)
-    origin = typing.get_origin(kind)
-    flag: flags.Flag[Any]
     if kind is bool:
-        flag = flags.BooleanFlag(name, default, doc)
-    elif origin is typing.Literal:
-        flag = flags.EnumFlag(name, default, doc, typing.get_args(kind))
-    elif origin is tuple:
+        return flags.BooleanFlag(name, default, doc)
+    if typing.get_origin(kind) is typing.Literal:
+        return flags.EnumFlag(name, default, doc, typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
         parser = _FloatsParser() if typing.get_args(kind)[0] is float else flags.ListParser()
-        flag = flags.Flag(parser, flags.CsvListSerializer(','), name, list(default), doc)
-    else:
-        parser = {int: flags.IntegerParser, float: flags.FloatParser, str: flags.ArgumentParser}[kind]()
-        flag = flags.Flag(parser, flags.ArgumentSerializer(), name, default, doc)
-    flags.DEFINE_flag(flag, values, module_name=section)
+        return flags.Flag(parser, flags.CsvListSerializer(','), name, list(default), doc)
+    parser = {int: flags.IntegerParser, float: flags.FloatParser, str: flags.ArgumentParser}[kind]()
+    return flags.Flag(parser, flags.ArgumentSerializer(), name, default, doc)
 
 
 def parse(values: flags.FlagValues, argv: Sequence[str]) -> None:
@@ -140,7 +150,7 @@ def model_args(values: flags.FlagValues) -> dict[str, Any]:
     for entry in values.model_args:
         try:
             call = ast.parse(f'dict({entry})', mode='eval').body
-            if not isinstance(call, ast.Call) or call.args:
+            if not isinstance(call, ast.Call) or call.args or not all(word.arg for word in call.keywords):
                 raise ValueError
             for word in call.keywords:
                 args[str(word.arg)] = word.value.id if isinstance(word.value, ast.Name) else ast.literal_eval(word.value)

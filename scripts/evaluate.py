@@ -15,14 +15,13 @@ from absl import flags
 import towers
 from scripts import _flags, _main, _zoo
 
-SECTION = 'Checkpoints: which are evaluated.'
-
 
 def define() -> flags.FlagValues:
     """The flags of a training and which checkpoints to evaluate."""
     values = _flags.define()
-    _flags.add(values, SECTION, 'checkpoint', None, 'prefix of the one to evaluate; the newest whole one if not given')
-    _flags.add(values, SECTION, 'continuous', False, "each new one until the job's last or --eval_idle_secs without any", kind=bool)
+    newest = _flags.Option('checkpoint', None, 'prefix of the one to evaluate; the newest whole one if not given')
+    each = _flags.Option('continuous', False, "each new one until the job's last, or --eval_idle_secs without any", kind=bool)
+    _flags.add(values, 'Checkpoints to evaluate: which are read.', newest, each)
     return values
 
 

@@ -1,0 +1,215 @@
+import dataclasses
+import pickle
+import sys
+import textwrap
+
+import pytest
+
+from scripts import _flags, _main, _zoo
+from towers import config, errors
+
+
+def parsed(*arguments):
+    values = _flags.define()
+    _flags.parse(values, ['train.py', *arguments])
+    return values
+
+
+def test_without_flags_the_config_is_the_default_one():
+    made = _flags.to_config(parsed())
+    assert made == dataclasses.replace(config.Config(), model_dir='runs/lenet-digits')
+
+
+@pytest.mark.parametrize(
+    ('flag', 'name', 'value'),
+    [
+        ('--num_gpus=4', 'num_gpus', 4),
+        ('--learning_rate=1e-3', 'learning_rate', 0.001),
+        ('--clip_norm=2', 'clip_norm', 2.0),
+        ('--device=cpu', 'device', 'cpu'),
+        ('--histograms', 'histograms', True),
+        ('--nostaircase', 'staircase', False),
+        ('--init_exclude=a/.*,b', 'init_exclude', ('a/.*', 'b')),
+        ('--init_exclude=', 'init_exclude', ()),
+        ('--boundaries=30,60.5', 'boundaries', (30.0, 60.5)),
+        ('--save_steps=0', 'save_steps', 0),
+        ('--model_dir=/tmp/x', 'model_dir', '/tmp/x'),
+        ('--model=my.module:fn', 'model_dir', 'runs/my.module.fn-digits'),
+    ],
+)
+def test_a_flag_sets_its_field(flag, name, value):
+    found = getattr(_flags.to_config(parsed(flag)), name)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['--num_gpu=4'], "Unknown command line flag 'num_gpu'. Did you mean: num_gpus? --help lists the flags."),
+        (['--wolf=4'], "Unknown command line flag 'wolf'. --help lists the flags."),
+        (['--num_gpus=x'], "--num_gpus wants a whole number, got 'x'; --help says what it means."),
+        (['--momentum=x'], "--momentum wants a number, got 'x'; --help says what it means."),
+        (['--device=tpu'], "--device wants one of auto, gpu, cpu, got 'tpu'; --help says what it means."),
+        (['--evaluate=maybe'], "--evaluate wants true or false, got 'maybe'; --help says what it means."),
+        (['--boundaries=1,b'], "--boundaries wants numbers with commas between them, got '1,b'; --help says what it means."),
+        (['--num_gpus'], 'Missing value for flag --num_gpus. --help lists the flags.'),
+        (['--flagfile=/none'], "Unable to open flagfile: [Errno 2] No such file or directory: '/none'. --help lists the flags."),
+        (['4', 'gpus'], 'Arguments without a flag: 4 gpus; write --name=value, and lists with commas and no blanks.'),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_that_says_what_to_do(arguments, message):
+    with pytest.raises(ValueError) as error:
+        parsed(*arguments)
+    assert str(error.value) == message
+
+
+def test_a_flagfile_is_read_and_later_flags_win(tmp_path):
+    file = tmp_path / 'flags'
+    file.write_text('# a comment\n--num_gpus=3\n\n--seed=5\n--nohistograms\n')
+    made = _flags.to_config(parsed(f'--flagfile={file}', '--seed=7'))
+    assert (made.num_gpus, made.seed, made.histograms) == (3, 7, False)
+
+
+def test_the_recorded_flags_come_back_and_the_command_line_wins(tmp_path):
+    arguments = ['--num_gpus=2', '--boundaries=1,2', '--init_exclude=a,b', '--model_args=conv1=8', f'--model_dir={tmp_path}', '--images']
+    values = parsed(*arguments)
+    _flags.Record(values, str(tmp_path)).after_create_session(None, None)
+    again = ['evaluate.py', f'--model_dir={tmp_path}', '--num_gpus=1', '--model_args=dense=16']
+    found = _flags.with_record(_flags.define(), parsed(*again[1:]), again)
+    assert _flags.to_config(found) == dataclasses.replace(_flags.to_config(values), num_gpus=1)
+    assert _flags.model_args(found) == {'conv1': 8, 'dense': 16}
+
+
+def test_without_a_record_the_command_line_stands_alone(tmp_path):
+    values = parsed(f'--model_dir={tmp_path}')
+    assert _flags.with_record(_flags.define(), values, ['x']) is values
+
+
+@pytest.mark.parametrize(
+    ('entries', 'args'),
+    [
+        ([], {}),
+        (['width=64'], {'width': 64}),
+        (['width=64,sizes=(2,3),name=relu'], {'width': 64, 'sizes': (2, 3), 'name': 'relu'}),
+        (['a=1', "b='x y'", 'a=-2.5'], {'a': -2.5, 'b': 'x y'}),
+        (['on=True,none=None'], {'on': True, 'none': None}),
+    ],
+)
+def test_model_args_are_literals_and_words(entries, args):
+    assert _flags.model_args(parsed(*(f'--model_args={entry}' for entry in entries))) == args
+
+
+@pytest.mark.parametrize('entry', ['64', 'width', 'width=', 'a=1 b=2', 'a=f(1)', '**x', 'a=1)+dict(b=2'])
+def test_other_model_args_are_refused(entry):
+    with pytest.raises(ValueError, match='--model_args wants name=value, got '):
+        _flags.model_args(parsed(f'--model_args={entry}'))
+
+
+def test_help_shows_every_flag_under_its_section():
+    text = _flags.help_text(_flags.define(), 'Does it.')
+    titles = [section.__doc__.splitlines()[0] for section in config.SECTIONS]
+    assert [line for line in text.splitlines() if line in titles] == titles
+    for name in _flags.define():
+        assert f'--{name}' in text or f'--[no]{name}' in text
+    assert max(map(len, text.splitlines())) <= 121
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A user's module `own_work` in a folder on the path."""
+    (tmp_path / 'own_work.py').write_text(
+        textwrap.dedent("""
+        def model(batch, *, training, width=3):
+            return width
+
+        def train():
+            return 'train'
+
+        def fails(batch, *, training):
+            raise ValueError('of the user')
+
+        NUMBER = 3
+        """)
+    )
+    (tmp_path / 'own_broken.py').write_text('import not_there_at_all\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop('own_work', None)
+
+
+def test_own_functions_are_found_and_bound(own):
+    work = _zoo.load(parsed('--model=own_work:model', '--model_args=width=7', '--dataset=own_work:train'))
+    assert work.model(None, training=True) == 7
+    assert work.dataset() == 'train'
+    assert work.eval_dataset is None
+    assert pickle.loads(pickle.dumps(work)).model(None, training=True) == 7
+
+
+def test_an_own_evaluation_dataset_goes_with_any_training_dataset(own):
+    assert _zoo.load(parsed('--eval_dataset=own_work:train')).eval_dataset() == 'train'
+    assert _zoo.load(parsed('--eval_dataset=none')).eval_dataset is None
+
+
+def test_the_zoo_is_found_by_name_with_the_classes_of_its_data():
+    work = _zoo.load(parsed('--dataset=digits', '--eval_dataset=digits', '--model_args=conv1=8'))
+    assert (work.model.keywords['hparams'].classes, work.model.keywords['hparams'].conv1) == (10, 8)
+    assert work.eval_dataset is not None
+    assert pickle.loads(pickle.dumps(work)).model.func is work.model.func
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['--model=lenets'], "Unknown model 'lenets'; did you mean lenet"),
+        (['--dataset=digit'], "Unknown dataset 'digit'; did you mean digits"),
+        (['--eval_dataset=digit'], "Unknown dataset 'digit'; did you mean digits"),
+        (['--model=own_work.model'], '--model=own_work.model: expected a name of the zoo or package.module:function; put a colon'),
+        (['--model=own_wok:model'], r"--model=own_wok:model: no module 'own_wok' in .* or on the Python path\."),
+        (['--model=own_work.sub:model'], "--model=own_work.sub:model: no module 'own_work.sub'"),
+        (['--model=own_work:modle'], r"no function 'modle' in .*own_work\.py; it has model\."),
+        (['--model=own_work:NUMBER'], "no function 'NUMBER' in "),
+        (['--model=own_work:model', '--model_args=depth=2'], r"--model=own_work:model: model\(batch, .*width=3\) is called .*'depth'"),
+        (['--model=own_work:train'], r'--model=own_work:train: train\(\) is called with \(batch, training='),
+        (['--dataset=own_work:train', '--data_dir=x'], '--data_dir is for datasets of the zoo, got it with --dataset=own_work:train'),
+    ],
+)
+def test_what_is_not_there_is_named(own, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        _zoo.load(parsed(*arguments))
+
+
+def test_a_module_that_fails_to_import_shows_its_own_error(own):
+    with pytest.raises(ModuleNotFoundError, match='not_there_at_all'):
+        _zoo.find('--model', 'own_broken:model')
+
+
+def raised(function):
+    try:
+        function()
+    except Exception as error:
+        return error
+    raise AssertionError('nothing raised')
+
+
+@pytest.mark.parametrize(
+    ('function', 'code'),
+    [
+        (lambda: config.Config(num_gpus=0), 2),
+        (lambda: parsed('--wolf=1'), 2),
+        (lambda: open('/none/at/all'), None),
+        (lambda: int('user'), None),
+        (lambda: errors.source_line(None), None),
+    ],
+)
+def test_errors_of_ours_are_one_line_and_others_keep_their_traceback(function, code):
+    assert _main._code(raised(function)) == code
+
+
+def test_a_models_own_error_keeps_its_traceback(own):
+    model = _zoo.load(parsed('--model=own_work:fails')).model
+    assert _main._code(raised(lambda: model(None, training=True))) is None
+
+
+def test_divergence_and_the_librarys_own_errors_have_their_codes():
+    assert _main._code(errors.Diverged('at step 3')) == 3

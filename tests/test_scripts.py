@@ -1,0 +1,100 @@
+import contextlib
+import os
+import pathlib
+import queue
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from scripts import _main, _start, _tensorboard
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def run(*arguments, cwd=ROOT, timeout=120):
+    environment = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
+    return subprocess.run([sys.executable, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.mark.parametrize('script', sorted(path.name for path in (ROOT / 'scripts').glob('[a-z]*.py')))
+def test_help_is_grouped_and_the_start_is_quiet(script, tmp_path):
+    done = run(ROOT / 'scripts' / script, '--help', cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, '')
+    assert done.stdout.index('Devices: where') < done.stdout.index('--num_gpus=1') < done.stdout.index('Reports: ')
+
+
+def test_wrong_use_is_one_line_and_exit_2():
+    done = run('scripts/train.py', '--num_gpu=4')
+    message = "Unknown command line flag 'num_gpu'. Did you mean: num_gpus? --help lists the flags.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, '', message)
+
+
+def test_the_start_up_log_is_shown_when_asked_for():
+    done = run('scripts/train.py', '--verbose', '--num_gpus=0')
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) > 1
+    assert done.stderr.endswith('--num_gpus must be at least 1, got 0; give a larger value.\n')
+
+
+def test_a_python_without_tensorflow_is_told_what_to_run(tmp_path):
+    done = run('-S', '-E', '-P', ROOT / 'scripts' / 'train.py', cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ''
+    assert done.stderr == f'TensorFlow is not installed for {sys.executable}; run: {sys.executable} -m pip install -e {ROOT}\n'
+
+
+def test_what_an_import_wrote_is_shown_only_if_it_fails(capfd):
+    with _start._held_stderr():
+        os.write(2, b'noise\n')
+    assert capfd.readouterr().err == ''
+    with contextlib.suppress(ImportError), _start._held_stderr():
+        os.write(2, b'cause\n')
+        raise ImportError
+    assert capfd.readouterr().err == 'cause\n'
+
+
+def test_the_table_has_two_columns(capsys):
+    _main.print_table({'accuracy': 0.98765, 'run directory': 'runs/x', 'steps': 400})
+    assert capsys.readouterr().out == 'accuracy       0.9877\nrun directory  runs/x\nsteps          400\n'
+
+
+def test_tensorboard_serves_beside_the_body_and_ends_with_it(tmp_path):
+    pytest.importorskip('tensorboard')
+    said = queue.Queue()
+    with _tensorboard.beside(str(tmp_path), say=said.put):
+        address = said.get(timeout=60).removeprefix('TensorBoard at ')
+        with urllib.request.urlopen(address, timeout=10) as page:
+            assert b'TensorBoard' in page.read()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(address, timeout=10)
+
+
+def test_tensorboard_does_not_outlive_a_killed_parent(tmp_path):
+    code = f"""
+import os, pathlib, sys
+from scripts import _tensorboard
+with _tensorboard.beside({str(tmp_path)!r}):
+    print(pathlib.Path(f'/proc/self/task/{{os.getpid()}}/children').read_text(), flush=True)
+    sys.stdin.read()
+"""
+    parent = subprocess.Popen([sys.executable, '-c', code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with parent:
+        child = int(parent.stdout.readline())
+        assert is_alive(child)
+        parent.send_signal(signal.SIGKILL)
+    end = time.monotonic() + 30
+    while is_alive(child) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not is_alive(child)
+
+
+def is_alive(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return pathlib.Path(f'/proc/{pid}/stat').read_text().split()[2] != 'Z'
+    return False
