@@ -27,7 +27,7 @@ def run(main: Callable[[flags.FlagValues], int], values: flags.FlagValues, doc: 
 
 def print_table(rows: Mapping[str, Any]) -> None:
     """Prints names and values in two columns."""
-    width = max(map(len, rows))
+    width = max(map(len, rows), default=0)
     for name, value in rows.items():
         print(f'{name:{width}}  {value:.4g}' if isinstance(value, float) else f'{name:{width}}  {value}')
     sys.stdout.flush()
@@ -51,7 +51,7 @@ def _guarded(main: Callable[[flags.FlagValues], int], values: flags.FlagValues, 
         _flags.parse(values, sys.argv)
         return main(values)
     except KeyboardInterrupt:
-        return _say(STOPPED, 'Stopped by a signal before there was anything to save; run the same command again.')
+        return _say(STOPPED, 'Stopped by a signal; run the same command again to go on.')
     except Exception as error:
         code = _code(error)
         if code is None:
