@@ -5,6 +5,7 @@
 """
 
 from towers.config import Config
+from towers.evaluation import evaluate
 from towers.metrics import accuracy, mean, mean_squared_error, top_k
 from towers.randomness import dropout, random_uniform
 from towers.structs import Metric, ModelOutput, Objective, TrainResult
@@ -17,6 +18,7 @@ __all__ = [
     'TrainResult',
     'accuracy',
     'dropout',
+    'evaluate',
     'mean',
     'mean_squared_error',
     'random_uniform',

@@ -1,0 +1,196 @@
+"""The evaluator beside a training: `towers.evaluation.follow` in a process of its own, with low priority.
+
+It ends with its parent, however that ends: each side holds one end of a pipe, over which the parent says that no other
+checkpoint will follow, and whose end tells the child that the parent is gone.
+"""
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from multiprocessing import connection, resource_tracker
+from typing import Any
+
+from absl import logging
+
+from towers import config as config_lib
+from towers import evaluation, structs
+from towers import results as results_lib
+
+_NAME = 'towers-evaluator'
+_NO_MORE = 'no other checkpoint will follow'
+_ORPHANED = 1
+_PARENT_SECS = 1.0  # between two looks whether the parent is still there
+_SLICE_SECS = 0.1
+_STOP_SECS = 5.0
+
+
+class Companion(contextlib.AbstractContextManager):
+    """Evaluates the checkpoints of a run while it trains; the `with` block starts the process and leaves none behind.
+
+        with companion.Companion(model, eval_dataset, config) as beside:
+            ...train...
+            scores = beside.wait(timeout=600)
+
+    Whatever happens to it, the training goes on: a failure is a WARNING.
+
+    Args:
+      model: as in `towers.evaluate`; a function of a module, or a functools.partial of one.
+      dataset: the evaluation dataset, likewise.
+      config: `model_dir`, `eval_*` and `verbose` are used.
+
+    Raises:
+      ValueError: model or dataset can't be sent to another process, or the script starts its work when it is imported.
+    """
+
+    def __init__(self, model: structs.Model, dataset: structs.Dataset, config: config_lib.Config):
+        _check_main()
+        _check_sendable('model', model)
+        _check_sendable('eval_dataset', dataset)
+        # The towers are one process's; a thread each is enough beside a training, and leaves it the cores.
+        self._config = dataclasses.replace(
+            config, model_dir=evaluation.run_directory(config), intra_op_threads=1, inter_op_threads=1
+        )
+        self._work = (model, dataset, self._config)
+        self._process: Any = None
+        self._pipe: Any = None
+
+    def __enter__(self) -> 'Companion':
+        self.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts the process, which takes some seconds to import TensorFlow and build its graph, and returns at once."""
+        context = multiprocessing.get_context('spawn')
+        reader, self._pipe = context.Pipe(duplex=False)
+        self._process = context.Process(target=_serve, args=(*self._work, reader, os.getpid()), name=_NAME, daemon=True)
+        with _environment(_child_environment(self._config)), _interrupts_blocked():
+            self._process.start()
+        reader.close()
+
+    def wait(self, timeout: float, *, stop: threading.Event | None = None) -> dict[str, Any]:
+        """Tells the evaluator that the newest checkpoint is the last one, and waits until it is evaluated.
+
+        Args:
+          timeout: seconds after which the evaluator is stopped.
+          stop: ends the wait, and the evaluator, when set.
+
+        Returns:
+          The last result, as `towers.evaluate` returns it; empty where the evaluator failed, was late or was stopped.
+        """
+        if self._process is None:
+            return {}
+        with contextlib.suppress(OSError):  # it has ended already
+            self._pipe.send(_NO_MORE)
+        end = time.monotonic() + timeout
+        while self._process.is_alive() and time.monotonic() < end and not (stop and stop.is_set()):
+            self._process.join(_SLICE_SECS)
+        late = self._process.is_alive()
+        if late:
+            logging.warning('The evaluator was stopped before the last checkpoint was evaluated; scripts/evaluate.py does it.')
+        code = None if late else self._process.exitcode
+        self.stop()
+        if code:
+            logging.warning('The evaluator beside the training failed with exit code %d; scripts/evaluate.py evaluates again.', code)
+        if code != 0:
+            return {}
+        return results_lib.Results(str(self._config.model_dir), self._config.eval_name).last()
+
+    def stop(self) -> None:
+        """Ends the process within some seconds, if it is there; what it has written stays."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for end in (process.terminate, process.kill):
+            if process.is_alive():
+                end()
+                process.join(_STOP_SECS)
+        self._pipe.close()
+
+
+def _check_main() -> None:
+    if multiprocessing.current_process().name == _NAME:
+        raise ValueError(
+            'The evaluator beside the training imports this script, which then starts a training of its own; expected none on import. '
+            "Put `if __name__ == '__main__':` before the call of towers.train."
+        )
+
+
+def _check_sendable(what: str, function: Any) -> None:
+    where = f'evaluate=True sends {what} to another process, got {function!r}'
+    remedy = 'give a function of a module or a functools.partial of one, or leave evaluate=False.'
+    try:
+        sent = pickle.dumps(function)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(f'{where}, which can not go there ({error}); {remedy}') from error
+    if b'__main__' in sent and not hasattr(sys.modules['__main__'], '__file__'):
+        raise ValueError(f'{where}, which no file holds; {remedy}')
+
+
+def _child_environment(config: config_lib.Config) -> dict[str, str]:
+    """Variables that have to be there before the child imports TensorFlow."""
+    quiet = {} if config.verbose else {'TF_CPP_MIN_LOG_LEVEL': os.environ.get('TF_CPP_MIN_LOG_LEVEL', '2')}
+    return {**quiet, 'CUDA_VISIBLE_DEVICES': '-1'} if config.eval_device == 'cpu' else quiet
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables of the environment for what is started inside."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """A process started inside never sees a Ctrl-C, which a terminal sends to all of a group: the parent tells it what to do."""
+    resource_tracker.ensure_running()  # starting it later would lift the block
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(
+    model: structs.Model, dataset: structs.Dataset, config: config_lib.Config, reader: connection.Connection, parent: int
+) -> None:
+    """The child: follows the checkpoints until the parent says that there will be no more."""
+    os.nice(19)
+    last = threading.Event()
+    threading.Thread(target=_listen, args=(reader, parent, last), name='parent', daemon=True).start()
+    try:
+        evaluation.follow(model, dataset, config, done=last.is_set)
+    except Exception as error:
+        known = isinstance(error, ValueError) or type(error).__module__.startswith('towers.')
+        logging.error('The evaluator failed: %s', error, exc_info=None if known else error)
+        sys.exit(1)
+
+
+def _listen(reader: connection.Connection, parent: int, last: threading.Event) -> None:
+    """Sets `last` when the parent says so; ends this process when the parent is gone, whatever it is doing."""
+    while True:
+        try:
+            if reader.poll(_PARENT_SECS):
+                reader.recv()
+                last.set()
+        except (EOFError, OSError):
+            os._exit(_ORPHANED)
+        if os.getppid() != parent:
+            os._exit(_ORPHANED)

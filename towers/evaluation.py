@@ -1,0 +1,227 @@
+"""`towers.evaluate`: evaluators that follow the checkpoints a training shares.
+
+They read the run directory and write only under `eval/<name>/`: event files, and `results.jsonl` with one flat object for
+each evaluated checkpoint. Every example counts exactly once, whatever the batch size and the number of towers.
+"""
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+from towers import config as config_lib
+from towers import evaluator, signals, structs
+from towers import results as results_lib
+from towers.checkpoint import manifest, restore
+
+POLL_SECS = 0.5
+
+
+def evaluate(
+    model: structs.Model,
+    dataset: structs.Dataset,
+    config: config_lib.Config,
+    *,
+    checkpoint: str | int | None = None,
+    continuous: bool = False,
+) -> dict[str, Any]:
+    """Evaluates a checkpoint of `config.model_dir`, or each new one.
+
+    Args:
+      model: `model(batch, *, training) -> ModelOutput`, as it was trained.
+      dataset: zero-argument function that returns a tf.data.Dataset of single examples, which ends.
+      config: `model_dir`, `eval_*` and threads are used.
+      checkpoint: step or prefix of the one to evaluate; None = the newest whole one.
+      continuous: goes on with each new checkpoint until the run's final one is done, or none came for `eval_idle_secs`.
+
+    Returns:
+      Of the last evaluated checkpoint: step, examples, loss where the model has one, and each metric by its name; empty
+      where `continuous` found no checkpoint at all.
+
+    Raises:
+      ValueError: there is no such checkpoint, or model, dataset and configuration don't fit together.
+      CheckpointError: there are checkpoints and none is whole.
+      RuntimeError: the examples evaluated are not those of the dataset.
+      KeyboardInterrupt: a signal came; what was evaluated before it is in `results.jsonl`.
+    """
+    if continuous and checkpoint is not None:
+        raise ValueError(f'--continuous takes each new checkpoint, got --checkpoint={checkpoint} too; give one of the two.')
+
+    def work(stop: threading.Event) -> tuple[dict[str, Any], bool]:
+        if continuous:
+            found = follow(model, dataset, config, stop=stop)
+        else:
+            found = once(model, dataset, config, checkpoint=checkpoint, stop=stop)
+        return found, stop.is_set()
+
+    found, stopped = signals.run_in_worker(work)
+    if stopped:
+        raise KeyboardInterrupt
+    return found
+
+
+def once(
+    model: structs.Model,
+    dataset: structs.Dataset,
+    config: config_lib.Config,
+    *,
+    checkpoint: str | int | None = None,
+    stop: threading.Event | None = None,
+) -> dict[str, Any]:
+    """As `evaluate` of one checkpoint, in this thread; ends early with an empty result when `stop` is set."""
+    stop = stop or threading.Event()
+    model_dir = run_directory(config)
+    results = results_lib.Results(model_dir, config.eval_name)
+    reader = manifest.Reader(model_dir)
+    given = _newest(model_dir, reader) if checkpoint is None else find(model_dir, checkpoint)
+    with evaluator.Evaluator(model, dataset, config) as session, results:
+        if checkpoint is None:
+            given = _load_newest(session, model_dir, reader) or given
+        else:
+            session.load(given)
+        return _score(session, given, results, stop)
+
+
+def follow(
+    model: structs.Model,
+    dataset: structs.Dataset,
+    config: config_lib.Config,
+    *,
+    stop: threading.Event | None = None,
+    done: Callable[[], bool] | None = None,
+) -> dict[str, Any]:
+    """Evaluates each new checkpoint, with one graph and session for all; of several new ones the newest.
+
+    A checkpoint that `results.jsonl` already has is not evaluated again.
+
+    Args:
+      model: as in `evaluate`.
+      dataset: as in `evaluate`.
+      config: as in `evaluate`.
+      stop: ends the evaluation after the batch in flight when set.
+      done: says that no other checkpoint will follow, so that it ends with the newest one; None = it ends with the run's
+        final one, or when no new one came for `config.eval_idle_secs`.
+
+    Returns:
+      As `evaluate`.
+    """
+    stop = stop or threading.Event()
+    model_dir = run_directory(config)
+    results = results_lib.Results(model_dir, config.eval_name)
+    reader = manifest.Reader(model_dir)
+    with evaluator.Evaluator(model, dataset, config) as session, results:
+        since = time.monotonic()
+        while not stop.is_set():
+            over = done is not None and done()  # asked before looking, so that nothing comes in between
+            new = _load_unseen(session, model_dir, reader, results)
+            if new is not None:
+                _score(session, new, results, stop)
+                since = time.monotonic()
+            elif over or (done is None and (_is_final(reader, results) or _is_idle(since, config, model_dir))):
+                break
+            else:
+                stop.wait(POLL_SECS)
+    return results.last()
+
+
+def run_directory(config: config_lib.Config) -> str:
+    """The absolute path of `config.model_dir`; a ValueError where none is given."""
+    if not config.model_dir:
+        raise ValueError('An evaluation reads the checkpoints of a run directory, got none; give --model_dir.')
+    return os.path.abspath(config.model_dir)
+
+
+def find(model_dir: str, checkpoint: str | int) -> manifest.Checkpoint:
+    """The checkpoint that a user names: by step, by its name in `model_dir`, or by a path with or without an ending.
+
+    One without a manifest, as other programs write them, is taken too.
+
+    Raises:
+      ValueError: there is none, or it is not whole.
+    """
+    text = re.sub(r'\.(index|json|data-\d+-of-\d+)$', '', str(checkpoint))
+    if text.isdecimal():
+        prefix = manifest.prefix_of(model_dir, int(text))
+    else:
+        prefix = os.path.abspath(text if os.sep in text else os.path.join(model_dir, text))
+    problem = manifest.check(prefix)
+    if problem is None:
+        about = manifest.read(prefix)
+        return manifest.Checkpoint(about.step, prefix, about)
+    if os.path.exists(prefix + '.index') and not os.path.exists(prefix + '.json'):
+        return _foreign(prefix)
+    others = ', '.join(str(each.step) for each in manifest.all(model_dir)) or 'none'
+    raise ValueError(f'--checkpoint={checkpoint} is not whole: {problem}. Give one of those in {model_dir}, of steps {others}.')
+
+
+def _newest(model_dir: str, reader: manifest.Reader) -> manifest.Checkpoint:
+    found = reader.newest()
+    if found is None:
+        raise ValueError(f'There is no checkpoint in {model_dir}; train first, or give the --model_dir of a run.')
+    return found
+
+
+def _load_newest(session: evaluator.Evaluator, model_dir: str, reader: manifest.Reader) -> manifest.Checkpoint | None:
+    loaded = restore.retrying(model_dir, session.load, reader=reader)
+    return loaded and loaded[0]
+
+
+def _load_unseen(
+    session: evaluator.Evaluator, model_dir: str, reader: manifest.Reader, results: results_lib.Results
+) -> manifest.Checkpoint | None:
+    """Loads the newest checkpoint and returns it; None where it is evaluated already, or none is whole for now."""
+    try:
+        found = reader.newest()
+        if found is None or results.has(found):
+            return None
+        found = _load_newest(session, model_dir, reader)
+    except manifest.CheckpointError:  # the reader has warned of each; the next one may be good
+        return None
+    if found is None or results.has(found):
+        return None
+    steps = [each.step for each in manifest.all(model_dir) if results.newest_step() < each.step < found.step and not results.has(each)]
+    if steps:
+        logging.info('Passed over the checkpoints of steps %s, since that of %d is there.', ', '.join(map(str, steps)), found.step)
+    return found
+
+
+def _score(
+    session: evaluator.Evaluator, loaded: manifest.Checkpoint, results: results_lib.Results, stop: threading.Event
+) -> dict[str, Any]:
+    found = session.run(loaded, stop)
+    if found is None:
+        return {}
+    results.add(found)
+    return dict(found.values)
+
+
+def _is_final(reader: manifest.Reader, results: results_lib.Results) -> bool:
+    """Whether the newest checkpoint is the run's final one and evaluated."""
+    try:
+        found = reader.newest()
+    except manifest.CheckpointError:
+        return False
+    return found is not None and found.manifest.final and results.has(found)
+
+
+def _is_idle(since: float, config: config_lib.Config, model_dir: str) -> bool:
+    idle = time.monotonic() - since >= config.eval_idle_secs
+    if idle:
+        logging.warning('No new checkpoint came in %s for %g s (--eval_idle_secs); the evaluation ends.', model_dir, config.eval_idle_secs)
+    return idle
+
+
+def _foreign(prefix: str) -> manifest.Checkpoint:
+    """A checkpoint without a manifest; its own step, where it has one."""
+    try:
+        reader = tf.train.load_checkpoint(prefix)
+        step = int(reader.get_tensor('global_step')) if reader.has_tensor('global_step') else 0
+    except (tf.errors.OpError, ValueError, IndexError, OSError) as error:
+        raise ValueError(f'--checkpoint={prefix} is not readable ({error}); give another one.') from error
+    about = manifest.Manifest(step=step, examples=0, files={}, time=os.path.getmtime(prefix + '.index'))
+    return manifest.Checkpoint(step, prefix, about)

@@ -1,0 +1,197 @@
+"""An evaluator: the model's own inference graph and session, which takes the values of checkpoints."""
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+from towers import build, devices, errors, inputs, metrics, session_config, strategies, structs
+from towers import config as config_lib
+from towers.checkpoint import manifest, restore
+from towers.reduce import central
+
+LOSS = 'loss'
+RESERVED = ('step', 'examples', LOSS, 'seconds', 'checkpoint', 'saved')
+
+Totals = dict[str, tuple[np.ndarray, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """What one checkpoint scored.
+
+    Attributes:
+      checkpoint: the one evaluated.
+      values: step, examples, loss where the model has one, and each metric by its name.
+      seconds: time the pass over the data took.
+    """
+
+    checkpoint: manifest.Checkpoint
+    values: Mapping[str, Any]
+    seconds: float
+
+
+class Evaluator(contextlib.AbstractContextManager):
+    """One graph and, inside the `with` block, one session for any number of checkpoints.
+
+    Args:
+      model: `model(batch, *, training) -> ModelOutput`.
+      dataset: zero-argument function that returns a tf.data.Dataset of single examples, which ends.
+      config: `eval_num_gpus`, `eval_device`, `eval_batch_size` and threads are used.
+
+    Raises:
+      ValueError: model, dataset and configuration don't fit together.
+    """
+
+    def __init__(self, model: structs.Model, dataset: structs.Dataset, config: config_lib.Config):
+        section = _device_config(config)
+        self._placement = _place(section)
+        self._proto = session_config.make(section, self._placement)
+        self._graph = tf.Graph()
+        device, towers = self._placement.parameter_device, self._placement.towers
+        with self._graph.as_default(), tf.device(device):
+            tf.train.get_or_create_global_step()  # a model may ask for it, as in training
+            source = inputs.open_source(dataset, host=towers[0].host, proto=self._proto)
+            self._input = inputs.evaluation(source, config.eval_batch_size, towers)
+            scope = strategies.parameter_server(parameter_device=device, seed=config.seed).scope
+            self._metrics = _totals(build.inference(model, self._input, towers, scope=scope), device)
+            self._restorer = restore.Restorer({variable.op.name: variable for variable in tf.global_variables()})
+            self._tables = tf.tables_initializer()
+            self._locals = tf.local_variables_initializer()
+        self._graph.finalize()
+        self._session: Any = None
+        self._step: Any = None
+
+    def __enter__(self) -> 'Evaluator':
+        self._session = tf.Session(graph=self._graph, config=self._proto)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._session.close)
+            devices.check_devices(self._session, self._placement)
+            self._session.run(self._tables)
+            sums = {name: metric.sums for name, metric in self._metrics.items()}
+            self._step = self._session.make_callable((self._input.examples, sums))
+            undo.pop_all()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._session.close()
+
+    def load(self, checkpoint: manifest.Checkpoint) -> None:
+        """Takes the values of `checkpoint`.
+
+        Raises:
+          ValueError: a variable of the model is missing in it or has another shape.
+        """
+        self._restorer.restore(self._session, checkpoint)
+
+    def run(self, checkpoint: manifest.Checkpoint, stop: threading.Event) -> Evaluation | None:
+        """One pass over the dataset with the values last loaded, which are those of `checkpoint`; None if `stop` was set.
+
+        Raises:
+          RuntimeError: the pass had other examples than the dataset says it has.
+          ValueError: it had none.
+        """
+        start = time.monotonic()
+        self._session.run(self._locals)
+        self._session.run(self._input.initializer)
+        examples, totals = 0, None
+        while (made := None if stop.is_set() else self._batch()) is not None:
+            examples += int(made[0])
+            totals = _added(totals, made[1])
+        if stop.is_set():
+            return None
+        _check_count(examples, self._input.epoch_examples)
+        values = {name: _plain(value) for name, value in metrics.results(self._metrics, totals).items()}
+        made_in = time.monotonic() - start
+        return Evaluation(checkpoint, {'step': checkpoint.step, 'examples': examples, **values}, made_in)
+
+    def _batch(self) -> tuple[Any, Mapping[str, Any]] | None:
+        """The sums of the next batch; None at the input's own end."""
+        try:
+            return self._step()
+        except tf.errors.OutOfRangeError as error:
+            if self._is_at_end():
+                return None
+            raise errors.located(error, self._graph) from error
+        except tf.errors.OpError as error:
+            raise errors.located(error, self._graph) from error
+
+    def _is_at_end(self) -> bool:
+        try:
+            return bool(self._session.run(self._input.ended))
+        except tf.errors.OpError:
+            logging.exception('The input could not say whether it is at its end; taking the error of the step as a failure.')
+            return False
+
+
+def _device_config(config: config_lib.Config) -> config_lib.DeviceConfig:
+    return config_lib.DeviceConfig(
+        num_gpus=config.eval_num_gpus,
+        device=config.eval_device,
+        intra_op_threads=config.intra_op_threads,
+        inter_op_threads=config.inter_op_threads,
+    )
+
+
+def _place(section: config_lib.DeviceConfig) -> structs.Placement:
+    try:
+        return devices.place(section)
+    except ValueError as error:  # its remedy names the training's flags
+        raise ValueError(str(error).replace('--num_gpus', '--eval_num_gpus').replace('--device', '--eval_device')) from error
+
+
+def _totals(outputs: Sequence[structs.TowerOutput], device: str) -> dict[str, structs.Metric]:
+    """Loss and metrics of one batch, summed over the towers."""
+    parts = [{**_loss(output), **output.metrics} for output in outputs]
+    taken = sorted(set(outputs[0].metrics) & set(RESERVED))
+    if taken:
+        raise ValueError(f'The model calls a metric {taken[0]!r}, which is a name of every evaluation ({", ".join(RESERVED)}); rename it.')
+    if not parts[0]:
+        raise ValueError('The model returns neither a loss nor metrics, so there is nothing to evaluate; give ModelOutput one of them.')
+    with tf.device(device), tf.name_scope('totals'):
+        return central.add_metrics(parts)
+
+
+def _loss(output: structs.TowerOutput) -> dict[str, structs.Metric]:
+    """The loss as a mean that counts each example, or each unit of the model's own weight; a stand-in row has none."""
+    if output.output.loss is None:
+        return {}
+    with tf.device(output.tower.devices[0]), tf.name_scope(f'{output.tower.scope}/{LOSS}'):
+        weight = tf.where(output.examples > 0, output.weight, tf.zeros_like(output.weight))
+        return {LOSS: structs.Metric((tf.math.multiply_no_nan(output.output.loss, weight), weight), metrics.ratio)}
+
+
+def _added(totals: Totals | None, sums: Mapping[str, Sequence[Any]]) -> Totals:
+    """Totals with one more batch, in float64; whole numbers stay whole."""
+    new = {name: tuple(_wide(part) for part in parts) for name, parts in sums.items()}
+    if totals is None:
+        return new
+    return {name: tuple(a + b for a, b in zip(totals[name], parts, strict=True)) for name, parts in new.items()}
+
+
+def _wide(value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    kinds = {'i': np.int64, 'u': np.int64, 'b': np.int64, 'c': np.complex128}
+    return array.astype(kinds.get(array.dtype.kind, np.float64))
+
+
+def _plain(value: Any) -> Any:
+    """A Python number where it is one, else an array."""
+    array = np.asarray(value)
+    return array if array.ndim else array.item()
+
+
+def _check_count(examples: int, size: int | None) -> None:
+    if not examples:
+        raise ValueError('The evaluation dataset gave no examples; expected at least one. Check its files and filters.')
+    if size is not None and examples != size:
+        raise RuntimeError(
+            f'{examples} examples were evaluated, the dataset says it has {size}; expected each exactly once. '
+            "Check the dataset's filters, or its assert_cardinality."
+        )

@@ -1,0 +1,93 @@
+"""What evaluators found: `eval/<name>/results.jsonl` and event files, TensorBoard's second run."""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from towers import evaluator, writers
+from towers.checkpoint import manifest
+
+_BESIDE = ('seconds', 'checkpoint', 'saved')  # in results.jsonl, but no part of the result
+
+
+class Results(contextlib.AbstractContextManager):
+    """What one evaluator has found: `results.jsonl` and the event files of `eval/<name>/`, made at the first result.
+
+    Args:
+      model_dir: the run directory.
+      name: of the evaluator.
+
+    Raises:
+      ValueError: `name` is not a plain folder name.
+    """
+
+    def __init__(self, model_dir: str, name: str):
+        if not re.fullmatch(r'[\w-][\w.-]*', name):
+            raise ValueError(f'--eval_name must be the name of a folder, got {name!r}; use letters, digits, dots, - and _.')
+        folder = os.path.join(model_dir, 'eval', name)
+        path = os.path.join(folder, 'results.jsonl')
+        self._rows = _read_rows(path)
+        self._lines = writers.JsonLines(path)
+        self._events = writers.EventWriter(folder)
+
+    def __exit__(self, *_: Any) -> None:
+        self._events.close()
+
+    def has(self, checkpoint: manifest.Checkpoint) -> bool:
+        """Whether this very checkpoint, not an older one of the same step, was evaluated."""
+        key = checkpoint.step, checkpoint.manifest.time
+        return any((row.get('step'), row.get('saved')) == key for row in self._rows)
+
+    def newest_step(self) -> int:
+        """The highest step evaluated; -1 where there is none."""
+        return max((row.get('step', -1) for row in self._rows), default=-1)
+
+    def add(self, found: evaluator.Evaluation) -> None:
+        """Logs and writes a result; one that the file has already, value for value, is not written again."""
+        scores = {name: value for name, value in found.values.items() if name not in ('step', 'examples')}
+        shown = ', '.join(f'{name} {value:.4f}' for name, value in scores.items() if isinstance(value, float))
+        basename = os.path.basename(found.checkpoint.prefix)
+        logging.info('Evaluated %s on %d examples in %.2f s: %s.', basename, found.values['examples'], found.seconds, shown)
+        row = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in found.values.items()}
+        row.update(seconds=round(found.seconds, 3), checkpoint=basename, saved=found.checkpoint.manifest.time)
+        if any(_same(row, other) for other in self._rows):
+            return
+        self._rows.append(row)
+        self._lines.append(row)
+        self._events.scalars(found.checkpoint.step, scores)
+
+    def last(self) -> dict[str, Any]:
+        """The result of the checkpoint that was saved last; empty where there is none."""
+        if not self._rows:
+            return {}
+        row = max(self._rows, key=lambda row: row.get('saved', 0.0))
+        return {name: value for name, value in row.items() if name not in _BESIDE}
+
+
+def _read_rows(path: str) -> list[dict[str, Any]]:
+    """The whole lines of results.jsonl; what a killed process left of its last line is passed over."""
+    try:
+        with open(path, encoding='utf-8', errors='replace') as file:
+            parsed = [_parse(line) for line in file]
+    except FileNotFoundError:
+        return []
+    return [row for row in parsed if row is not None]
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return {name: float('nan') if value is None else value for name, value in row.items()} if isinstance(row, dict) else None
+
+
+def _same(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two rows say the same but for the time that it took."""
+    return repr({**row, 'seconds': 0}) == repr({**other, 'seconds': 0})
