@@ -19,9 +19,11 @@ class NanHook(tf.train.SessionRunHook):
         self._request = tf.train.SessionRunArgs((report['total_loss'], report['step'], report['loss']))
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
+        """Asks for the loss."""
         return self._request
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        """Raises `errors.Diverged` where the loss is not finite."""
         total, step, loss = run_values.results
         if not math.isfinite(total):
             raise errors.Diverged(

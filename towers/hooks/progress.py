@@ -24,9 +24,7 @@ class ProgressHook(tf.train.SessionRunHook):
     the run, in which TensorFlow prepares itself. On a terminal the line is drawn in place, ten times a second at most.
     """
 
-    def __init__(
-        self, report: Mapping[str, tf.Tensor], *, last_step: int | None, when: every.Every, stream: TextIO | None = None
-    ) -> None:
+    def __init__(self, report: Mapping[str, tf.Tensor], *, last_step: int | None, when: every.Every, stream: TextIO | None = None) -> None:
         """Shows the values of each step's `report`: step, loss, examples_seen.
 
         Args:
@@ -47,14 +45,17 @@ class ProgressHook(tf.train.SessionRunHook):
         self._open_line = False
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
+        """Asks for the values to show."""
         return self._request
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        """Shows the first step and those that are due."""
         self._values = run_values.results
         if self._when.due(int(run_values.results[0])) or self._first is None:
             self._show()
 
     def end(self, session: tf.Session) -> None:
+        """Shows the last step."""
         if self._values is not None and self._marks[-1].step != self._values[0]:
             self._show()
         self.close()

@@ -59,17 +59,20 @@ class ScalarsHook(tf.train.SessionRunHook):
         self._written: int | None = None
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
+        """Asks for the report and the metrics."""
         if self._mark is None:
             self._started = self._when.clock()
         return self._request
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        """Writes a row where it is due."""
         self._values = run_values.results
         due = self._when.due(int(self._values[self._step_place]))
         if due or self._mark is None:
             self._after_marked_step(due)
 
     def end(self, session: tf.Session) -> None:
+        """Writes the last step where it has no row yet."""
         if self._values and self._written != int(self._values[self._step_place]):
             self._write(self._report())
 

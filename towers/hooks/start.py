@@ -18,5 +18,6 @@ class StartHook(tf.train.SessionRunHook):
         self._graph = graph
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        """Reports the step and the graph."""
         self._start(int(session.run(self._global_step)))
         self._graph(session.graph)

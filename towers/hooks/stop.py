@@ -28,13 +28,16 @@ class StopAtStep(tf.train.SessionRunHook):
         self._request = tf.train.SessionRunArgs(step)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        """Stops where the step was reached before."""
         if session.run(self._global_step) >= self._last_step:
             coord.request_stop()
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
+        """Asks for the step."""
         return self._request
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        """Stops where the step is reached."""
         if run_values.results >= self._last_step:
             run_context.request_stop()
 
@@ -51,9 +54,11 @@ class StopAfterSecs(tf.train.SessionRunHook):
         self._deadline = float('inf')
 
     def begin(self) -> None:
+        """Starts the time."""
         self._deadline = self._clock() + self._secs
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        """Stops where the time is over."""
         if self._clock() >= self._deadline:
             run_context.request_stop()
 
@@ -68,9 +73,11 @@ class StopWhen(tf.train.SessionRunHook):
         self._event = event
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        """Stops where the event is set."""
         if self._event.is_set():
             coord.request_stop()
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        """Stops where the event is set."""
         if self._event.is_set():
             run_context.request_stop()

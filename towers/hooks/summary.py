@@ -14,9 +14,7 @@ class SummaryHook(tf.train.SessionRunHook):
     The steps in which they are due fetch one more set of tensors than the others, so TensorFlow prepares twice in all.
     """
 
-    def __init__(
-        self, train_step: structs.TrainStep, *, when: every.Every, write: Callable[[int, tf.Summary], None]
-    ) -> None:
+    def __init__(self, train_step: structs.TrainStep, *, when: every.Every, write: Callable[[int, tf.Summary], None]) -> None:
         """Reports to `write`.
 
         Args:
@@ -36,13 +34,16 @@ class SummaryHook(tf.train.SessionRunHook):
         self._due = False
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        """Reads the step that the session starts from."""
         self._step = int(session.run(self._global_step))
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
+        """Asks for the summaries where they are due."""
         self._due = self._when.due(self._step + self._stride)
         return self._full if self._due else self._quiet
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        """Writes the summaries that were due."""
         step = int(run_values.results[0])
         self._stride, self._step = max(1, step - self._step), step
         if self._due:
