@@ -22,6 +22,7 @@ DONE, FAILED, MISUSED, DIVERGED, STOPPED = 0, 1, 2, 3, 75  # 76 is given by the 
 def run(main: Callable[[flags.FlagValues], int], values: flags.FlagValues, doc: str | None) -> NoReturn:
     """Parses the flags, runs `main` with them, and exits with its code or the one of its error."""
     signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(_guarded(main, values, doc or ''))
 
 

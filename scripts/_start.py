@@ -9,10 +9,14 @@ import faulthandler
 import importlib
 import importlib.util
 import logging
+import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import NoReturn
 
 _LOG_FORMAT = '%(levelname).1s %(asctime)s %(message)s'
 
@@ -23,6 +27,7 @@ def load_tensorflow(argv: Sequence[str]) -> None:
     Two lines of TensorFlow's start-up obey no setting, so file descriptor 2 is held meanwhile; what came is shown after
     all if the import fails.
     """
+    end_on_signals()
     if importlib.util.find_spec('tensorflow') is None:
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         print(f'TensorFlow is not installed for {sys.executable}; run: {sys.executable} -m pip install -e {root}', file=sys.stderr)
@@ -36,6 +41,17 @@ def load_tensorflow(argv: Sequence[str]) -> None:
     if not verbose:
         tf.get_logger().setLevel(logging.ERROR)
     _set_up_logs()
+
+
+def end_on_signals() -> None:
+    """Until the command has its own handlers, SIGTERM and SIGINT end it with 75: nothing is lost, run it again."""
+    if multiprocessing.parent_process() is None:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, _end)
+
+
+def _end(signum: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(75)
 
 
 def _set_up_logs() -> None:
@@ -58,15 +74,14 @@ def _held_stderr() -> Iterator[None]:
     with tempfile.TemporaryFile() as held:
         faulthandler.enable(real)  # a TensorFlow that aborts says at least where
         os.dup2(held.fileno(), 2)
-        failed = True
         try:
             yield
-            failed = False
+        except Exception:
+            held.seek(0)
+            os.write(real, held.read())
+            raise
         finally:
             sys.stderr.flush()
             os.dup2(real, 2)
             faulthandler.enable(2)
             os.close(real)
-            if failed:
-                held.seek(0)
-                os.write(2, held.read())

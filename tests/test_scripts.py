@@ -58,6 +58,15 @@ def test_what_an_import_wrote_is_shown_only_if_it_fails(capfd):
     assert capfd.readouterr().err == 'cause\n'
 
 
+@pytest.mark.parametrize('signum', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_work_is_exit_75(signum):
+    code = 'import time; from scripts import _start; _start.end_on_signals(); print(1, flush=True); time.sleep(60)'
+    with subprocess.Popen([sys.executable, '-c', code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == '1\n'
+        child.send_signal(signum)
+        assert (child.wait(30), child.stderr.read()) == (75, '')
+
+
 def test_the_table_has_two_columns(capsys):
     _main.print_table({'accuracy': 0.98765, 'run directory': 'runs/x', 'steps': 400})
     assert capsys.readouterr().out == 'accuracy       0.9877\nrun directory  runs/x\nsteps          400\n'
