@@ -72,7 +72,9 @@ def make(
         applied = []
         for update in updates:
             slots: list[tf.Variable] = []
-            with _recording(slots):
+            with contextlib.ExitStack() as scopes:
+                with tf.init_scope():  # Slots are made in the outer graph, also from inside a gate.
+                    scopes.enter_context(_recording(slots))
                 applied.append(apply(update, readers))
             made.append(slots)
         with tf.control_dependencies(applied), tf.name_scope('state'):

@@ -43,7 +43,17 @@ def view(variable: tf.Variable, device: str) -> tf.Variable:
 
 @functools.cache
 def _view_class(kind: type) -> type:
-    return type('TowerVariable', (kind,), {'value': lambda self: self._towers_value()})
+    def beside_table(method: str) -> Callable[..., tf.Tensor]:
+        def gather(self: Any, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+            # The table's rows are gathered, and their gradient made, where it lives: only rows travel.
+            with tf.device(None), tf.device(self.device):
+                return getattr(super(made, self), method)(indices, name=name)
+
+        return gather
+
+    overrides = {'value': lambda self: self._towers_value(), 'sparse_read': beside_table('sparse_read'), 'gather_nd': beside_table('gather_nd')}
+    made = type('TowerVariable', (kind,), overrides)
+    return made
 
 
 def getter(*, seed: int, localise: Localise) -> Callable[..., tf.Variable]:
@@ -54,12 +64,12 @@ def getter(*, seed: int, localise: Localise) -> Callable[..., tf.Variable]:
       localise: from the canonical variable to what this tower's model uses.
     """
 
-    def get(inner: Callable[..., tf.Variable], name: str, *args: Any, **kwargs: Any) -> tf.Variable:
+    def get(getter: Callable[..., tf.Variable], name: str, *args: Any, **kwargs: Any) -> tf.Variable:
         kwargs['use_resource'] = True
         kwargs['initializer'] = seeded(kwargs.get('initializer'), randomness.fold(seed, name), kwargs)
         if kwargs.get('regularizer') is not None:
             kwargs['regularizer'] = _beside_variable(kwargs['regularizer'])
-        variable = inner(name, *args, **kwargs)
+        variable = getter(name, *args, **kwargs)
         return localise(variable) if hasattr(variable, 'handle') and variable.trainable else variable
 
     return get
