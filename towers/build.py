@@ -80,9 +80,9 @@ def _tower(tower: structs.Tower, scope: Scope, penalties: list[tf.Tensor]) -> It
     regularisation = graph.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
     regularisation[:] = penalties
 
-    def get(inner: Callable[..., tf.Variable], *args: Any, **kwargs: Any) -> tf.Variable:
+    def get(getter: Callable[..., tf.Variable], *args: Any, **kwargs: Any) -> tf.Variable:
         before = len(regularisation)
-        variable = inner(*args, **kwargs)
+        variable = getter(*args, **kwargs)
         penalties.extend(regularisation[before:])
         return variable
 
