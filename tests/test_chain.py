@@ -209,7 +209,7 @@ def test_half_precision_variables_keep_fp32_gradients(dtype):
     a, b = make_variable([1.0, 2.0], dtype=dtype), make_variable([1.0, 2.0], 'b', dtype=dtype)
     penalties = [tf.reduce_sum(a.read_value()), tf.reduce_sum(b.read_value())]
     options = config.OptimizerConfig(l2=2.0**-20, clip_norm=1e9)
-    total, penalty = chain.run(total_of([tf.constant([0.5, 0.5]), None], [a, b], 2.0), options, normalised=False, penalties=penalties)
+    total, penalty, _ = chain.run(total_of([tf.constant([0.5, 0.5]), None], [a, b], 2.0), options, normalised=False, penalties=penalties)
     assert [gradient.dtype for gradient in total.gradients] == [tf.float32] * 2 and penalty.dtype == tf.float32
     with started() as session:
         np.testing.assert_allclose(values(total, session)[0], [1.25 + 2.0**-20, 1.25 + 2.0**-19], rtol=1e-7)
@@ -230,7 +230,7 @@ def test_the_order_is_mean_then_penalty_then_clip_then_links():
         return dataclasses.replace(total, gradients=tuple(gradient + 1 for gradient in total.gradients))
 
     options = config.OptimizerConfig(l2=1.0, clip_norm=5.0)
-    total, penalty = chain.run(total_of([tf.constant([12.0, 0.0])], [w], 2.0), options, normalised=False, links=[doubled, shifted])
+    total, penalty, _ = chain.run(total_of([tf.constant([12.0, 0.0])], [w], 2.0), options, normalised=False, links=[doubled, shifted])
     with started() as session:
         np.testing.assert_allclose(values(total, session)[0], [7, 9], rtol=1e-6)  # (12, 0) / 2 + (0, 8), to norm 5, * 2 + 1
         assert session.run(penalty) == 32
@@ -249,7 +249,7 @@ def test_each_variables_operations_are_on_its_device(graph):
     variables = [make_variable(np.ones([3, 1]) * i, f'w{i}', device=f'/cpu:{i}') for i in range(1, 4)]
     before = len(graph.get_operations())
     options = config.OptimizerConfig(l2=0.1, clip_norm=1.0)
-    total, _ = chain.run(total_of([tf.ones([3, 1]), slices([[1], [1]], [1, 1]), None], variables), options, normalised=False)
+    total, _, _ = chain.run(total_of([tf.ones([3, 1]), slices([[1], [1]], [1, 1]), None], variables), options, normalised=False)
     for gradient, variable in zip(total.gradients, variables, strict=True):
         assert gradient.device == variable.device
     used = {op.device for op in graph.get_operations()[before:] if op.type in ('DivNoNan', 'L2Loss', 'AddV2', 'TensorScatterAdd')}

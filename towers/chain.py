@@ -26,7 +26,7 @@ def run(
     normalised: bool,
     penalties: Sequence[tf.Tensor] = (),
     links: Sequence[Link] = (),
-) -> tuple[structs.Sum, tf.Tensor]:
+) -> tuple[structs.Sum, tf.Tensor, structs.Sum]:
     """The whole chain: mean, penalties, clipping and the user's links.
 
     Args:
@@ -37,13 +37,12 @@ def run(
       links: the user's own, in order.
 
     Returns:
-      (Sum whose gradients are ready to apply, fp32 scalar penalty)
+      (Sum whose gradients are ready to apply, fp32 scalar penalty, the Sum before clipping, whose norm is worth a look)
     """
     total = mean(total, normalised=normalised)
-    total, penalty = add_penalties(total, penalties, config.l2)
-    if config.clip_norm is not None:
-        total = clip(total, config.clip_norm)
-    return follow(total, links), penalty
+    whole, penalty = add_penalties(total, penalties, config.l2)
+    clipped = whole if config.clip_norm is None else clip(whole, config.clip_norm)
+    return follow(clipped, links), penalty, whole
 
 
 def mean(total: structs.Sum, *, normalised: bool) -> structs.Sum:

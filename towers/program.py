@@ -110,7 +110,7 @@ def _step(
     outputs = build.training(model, source, placement.towers, scope=strategy.scope, draws=draws)
     [total] = strategy.reduce(outputs)
     with tf.name_scope('average'):
-        total, penalty = chain.run(
+        total, penalty, unclipped = chain.run(
             total, config, normalised=central.normalised(outputs), penalties=outputs[0].penalties, links=given.links
         )
     report = {'loss': total.loss, 'penalty': penalty, 'total_loss': total.loss + penalty, 'learning_rate': given.rate}
@@ -126,7 +126,7 @@ def _step(
         ops=(operation,),
         step=report['step'],
         report=report,
-        scalars=_scalars(total, outputs, operation),
+        scalars=_scalars(unclipped, outputs, operation),
         metrics=total.metrics,
         summaries=(*outputs[0].summaries, *_summaries(total, source, config, operation)),
         summary_prefixes=(f'{outputs[0].tower.scope}/',),
