@@ -162,13 +162,15 @@ class CheckpointConfig(Section):
     save_steps: int | None = option(100, 'steps between checkpoints; 0 = not by steps')
     save_secs: float | None = option(None, 'seconds between checkpoints')
     keep_checkpoints: int = option(5, 'newest checkpoints to keep')
+    keep_hours: float | None = option(None, 'keep also the first checkpoint of every so many hours')
+    keep_best: str | None = option(None, 'keep also the best by this metric of an evaluator: accuracy (highest) or -loss (lowest)')
     sync_checkpoint: bool = option(False, 'write checkpoints in the training loop, not beside it')
     init_checkpoint: str | None = option(None, 'checkpoint (prefix or folder) whose values a new run starts from')
     init_exclude: tuple[str, ...] = option((), 'regular expressions of variables that init_checkpoint does not set')
     init_rename: tuple[str, ...] = option((), "pattern:replacement pairs from this model's names to init_checkpoint's")
 
     def __post_init__(self) -> None:
-        _at_least(self, 0, 'save_steps', 'save_secs')
+        _at_least(self, 0, 'save_steps', 'save_secs', 'keep_hours')
         _at_least(self, 1, 'keep_checkpoints')
 
 

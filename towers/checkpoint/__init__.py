@@ -1,7 +1,7 @@
 """Checkpoints that are whole or not there: written beside the training, found again by their manifests.
 
 ```
-variables, position -> saver -> bundle -> ckpt-<step>.{data,index} -> ckpt-<step>.json -> checkpoint   (in this order)
+variables, position -> saver -> snapshot -> ckpt-<step>.{data,index} -> ckpt-<step>.json -> checkpoint   (in this order)
                                                                              |
 variables, position <- restore <- newest whole one <------------------- manifest
 ```

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
+from towers.checkpoint import files
+
 _FORMAT = 1
-_CHUNK = 4 << 20
 _LISTED = re.compile(r'ckpt-(\d+)\.(?:json|index|data-\d{5}-of-\d{5})')
 _PUBLISHED = re.compile(r'ckpt-(\d+)\.json')
 _UNFINISHED = re.compile(r'ckpt-(\d+)\.json\.tmp')
@@ -77,17 +78,15 @@ def stage(model_dir: str, manifest: Manifest) -> None:
     fields = {'format': _FORMAT, **dataclasses.asdict(manifest)}
     content = json.dumps({**fields, 'crc32': zlib.crc32(_canonical(fields))}, indent=1, sort_keys=True)
     with open(prefix_of(model_dir, manifest.step) + '.json.tmp', 'wb') as file:
-        file.write(content.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(model_dir)
+        files.write_through(file, content.encode())
+    files.sync_folder(model_dir)
 
 
 def commit(model_dir: str, step: int) -> None:
     """Publishes the checkpoint of `step` by giving its staged manifest the real name."""
     path = prefix_of(model_dir, step) + '.json'
     os.replace(path + '.tmp', path)
-    sync_folder(model_dir)
+    files.sync_folder(model_dir)
 
 
 def remove(model_dir: str, step: int) -> None:
@@ -104,34 +103,14 @@ def sweep(model_dir: str) -> Sequence[str]:
     Returns:
       Basenames of the removed files.
     """
-    before = set(_names(model_dir))
+    before = set(files.names(model_dir))
     for name in before:
         unfinished = _UNFINISHED.fullmatch(name)
         if unfinished and name.removesuffix('.tmp') not in before:
             _remove_files(model_dir, int(unfinished[1]))
         elif unfinished or _TEMPORARY.fullmatch(name):
-            _unlink(os.path.join(model_dir, name))
-    return sorted(before - set(_names(model_dir)))
-
-
-def sync_folder(path: str) -> None:
-    """Makes the names in a folder durable: a rename survives a power cut only after this."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def measure(path: str) -> dict[str, int]:
-    """Size and CRC-32 of a file, which is read once."""
-    size = crc = 0
-    buffer = memoryview(bytearray(_CHUNK))
-    with open(path, 'rb', buffering=0) as file:
-        while count := file.readinto(buffer):
-            crc = zlib.crc32(buffer[:count], crc)
-            size += count
-    return {'size': size, 'crc32': crc}
+            files.unlink(os.path.join(model_dir, name))
+    return sorted(before - set(files.names(model_dir)))
 
 
 def read(prefix: str) -> Manifest:
@@ -160,7 +139,7 @@ def read(prefix: str) -> Manifest:
 def all(model_dir: str) -> list[Checkpoint]:
     """The published checkpoints of a run directory by rising step, from readable manifests alone; their files are not looked at."""
     found = []
-    for step in sorted(int(match[1]) for match in map(_PUBLISHED.fullmatch, _names(model_dir)) if match):
+    for step in sorted(int(match[1]) for match in map(_PUBLISHED.fullmatch, files.names(model_dir)) if match):
         prefix = prefix_of(model_dir, step)
         try:
             found.append(Checkpoint(step, prefix, read(prefix)))
@@ -180,7 +159,7 @@ def check(prefix: str) -> str | None:
             size = os.path.getsize(path)
             if size != facts['size']:
                 return f'{name} has {size} bytes, its manifest says {facts["size"]}'
-            if measure(path) != dict(facts):
+            if files.measure(path) != dict(facts):
                 return f'{name} has another checksum than its manifest says'
     except ValueError as error:
         return str(error)
@@ -239,7 +218,7 @@ class Reader:
 
 def _signature(prefix: str) -> Any:
     folder, base = os.path.split(prefix)
-    names = sorted(name for name in _names(folder) if name.startswith(base + '.'))
+    names = sorted(name for name in files.names(folder) if name.startswith(base + '.'))
     found = []
     for name in names:
         try:
@@ -252,31 +231,17 @@ def _signature(prefix: str) -> Any:
 
 def _listed(model_dir: str) -> set[int]:
     """Steps that have a file of a checkpoint, but for those that a writer is publishing or removing."""
-    names = set(_names(model_dir))
+    names = set(files.names(model_dir))
     steps = {int(match[1]) for match in map(_LISTED.fullmatch, names) if match}
     return {step for step in steps if f'ckpt-{step}.json' in names or f'ckpt-{step}.json.tmp' not in names}
 
 
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
 def _remove_files(model_dir: str, step: int) -> None:
     ours = re.compile(rf'ckpt-{step}\.(?:index|data-\d{{5}}-of-\d{{5}}|tmp\..+)')
-    for name in _names(model_dir):
+    for name in files.names(model_dir):
         if ours.fullmatch(name):
-            _unlink(os.path.join(model_dir, name))
-    _unlink(prefix_of(model_dir, step) + '.json.tmp')
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
+            files.unlink(os.path.join(model_dir, name))
+    files.unlink(prefix_of(model_dir, step) + '.json.tmp')
 
 
 def _canonical(fields: Mapping[str, Any]) -> bytes:

@@ -1,25 +1,22 @@
-"""Saving: a snapshot between two steps, written by one background thread and published when it is whole.
-
-The snapshot is the variables' own buffers, fetched and not copied: a later update sees that they are held and writes
-to a new buffer. So the training stands still for the fetch alone, and the next step pays for one copy of what it changes.
-"""
+"""Saving: a snapshot between two steps, written by one background thread and published when it is whole."""
 
 import dataclasses
 import os
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
+from google.protobuf import text_format
 
 from towers import config as config_lib
-from towers.checkpoint import bundle, manifest
+from towers.checkpoint import files, manifest, retention, snapshot
 
 POSITION = 'input_position'
-_WRITE_LIMIT_SECS = 3600.0  # a write that takes longer is stuck
+_ENDINGS = ('.data-00000-of-00001', '.index')
+_WRITE_LIMIT_SECS = 3600.0  # a write that takes longer hangs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,22 +32,23 @@ class Facts:
     semantics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Snapshot:
+class _Moment(NamedTuple):
     step: int
     examples: int
-    values: Mapping[str, Any]
 
 
 class Saver:
-    """Writes checkpoints of one run directory; makes its operations at once, so none is added later.
+    """Writes the checkpoints of one run directory; makes its operations at once, so none is added later.
 
     Args:
       variables: name in the checkpoint -> variable; `global_step` is one of them, `examples_seen` may be.
-      position: string scalar, the input's position, read between steps; None = not saved.
-      config: how many to keep, and whether the caller waits for the disk.
+      position: string scalar, the input's position, which asks the input for no batch; None = not saved.
+      config: which checkpoints to keep, and whether the caller waits for the disk.
       model_dir: the run directory.
       facts: what the manifests say beside the values.
+
+    Raises:
+      ValueError: there is no `global_step`, or a variable has the position's name.
     """
 
     def __init__(
@@ -60,7 +58,7 @@ class Saver:
         *,
         config: config_lib.CheckpointConfig,
         model_dir: str,
-        facts: Facts = Facts(),
+        facts: Facts | None = None,
     ):
         if 'global_step' not in variables or POSITION in variables:
             raise ValueError(
@@ -69,14 +67,14 @@ class Saver:
             )
         self._config = config
         self._model_dir = os.path.abspath(model_dir)
-        self._facts = facts
-        self._shared = {name: variable.op.type == 'VarHandleOp' for name, variable in variables.items()}
-        self._fetches = {name: _read(name, variable) for name, variable in variables.items()}
-        if position is not None:
-            self._fetches[POSITION] = position
-        self._writer = bundle.Writer({name: tensor.dtype for name, tensor in self._fetches.items()})
+        self._facts = facts or Facts()
+        self._has_position = position is not None
+        self._snapshot = snapshot.make({**variables, **({} if position is None else {POSITION: position})})
+        self._now = [variables[name].read_value() + 0 for name in ('global_step', 'examples_seen') if name in variables]
+        self._tried = [self._now[0], *([] if position is None else [position])]
         self._session: tf.Session | None = None
-        self._call: Any = None
+        self._take: Any = None
+        self._write_files: Any = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._published: int | None = None
@@ -95,7 +93,7 @@ class Saver:
     def prepare(self, session: tf.Session) -> None:
         """Makes the run directory ready and the first save as quick as the others; variables and input must be set.
 
-        Sweeps what a killed writer left, and takes a snapshot that it drops, so an input that can't be saved fails here.
+        It sweeps what a killed writer left, and asks once for the input's position: an input that has none fails here.
         """
         if self._session is session:
             return
@@ -103,11 +101,12 @@ class Saver:
         swept = manifest.sweep(self._model_dir)
         if swept:
             logging.info('Removed what a stopped writer left in %s: %s.', self._model_dir, ', '.join(swept))
-        self._call = session.make_callable([self._fetches[name] for name in sorted(self._fetches)])
-        self._session = session
-        step = self._take().step
-        # Checkpoints of later steps are not of this run's past: it started from this one because those were bad.
+        step = int(session.run(self._tried)[0])
+        # Checkpoints of later steps are not this run's past: it started from this one because those were bad.
         self._distrusted = {found.step for found in manifest.all(self._model_dir) if found.step > step}
+        self._take = session.make_callable([self._snapshot.take, *self._now])
+        self._write_files = None
+        self._session = session
 
     def save(self, session: tf.Session, *, final: bool = False, last: bool = False) -> None:
         """Takes a snapshot of this moment and hands it to the writer, once for each step.
@@ -128,19 +127,21 @@ class Saver:
                 f'A checkpoint has been in writing for {_WRITE_LIMIT_SECS:.0f} s in {self._model_dir}; expected it to end. Check the disk.'
             )
         self.prepare(session)
-        snapshot = self._take()
-        last = last or final
-        if self._is_saved(snapshot.step):
-            if final:
-                self._finish(snapshot.step)
-        elif last or self._config.sync_checkpoint:
-            self._write(snapshot, final, last)
+        moment = _Moment(*[int(value) for value in self._take()[1:]], *([] if len(self._now) == 2 else [0]))
+        if self._is_saved(moment.step):
+            self._finish(moment.step, final)
+        elif last or final or self._config.sync_checkpoint:
+            self._write(moment, final, last or final)
         else:
-            self._thread = threading.Thread(target=self._run, args=(snapshot,), name='checkpoint-writer', daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(moment,), name='checkpoint-writer', daemon=True)
             self._thread.start()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Blocks until the writer is idle and returns True, or for `timeout` seconds and returns False."""
+        """Blocks until the writer is idle and returns True, or for `timeout` seconds and returns False.
+
+        Raises:
+          Exception: what stopped the writer, other than the storage.
+        """
         if self._thread is not None:
             self._thread.join(timeout)
             if self._thread.is_alive():
@@ -152,115 +153,107 @@ class Saver:
         return True
 
     def close(self, timeout: float | None = None) -> bool:
-        """Waits for the writer as `wait`, and frees what it holds."""
-        idle = self.wait(timeout)
-        if idle:
-            self._writer.close()
-        return idle
-
-    def _take(self) -> _Snapshot:
-        values = dict(zip(sorted(self._fetches), self._call(), strict=True))
-        for name, shared in self._shared.items():
-            if not shared:  # a reference variable is changed in place, whoever holds its buffer
-                values[name] = np.array(values[name])
-        return _Snapshot(int(values['global_step']), int(values.get('examples_seen', 0)), values)
+        """Waits as `wait`, before the session is closed; what stopped the writer is logged and not raised."""
+        try:
+            return self.wait(timeout)
+        except Exception as error:
+            logging.warning('The last checkpoint in %s was not written: %r.', self._model_dir, error)
+            return True
 
     def _is_saved(self, step: int) -> bool:
         if step == self._published:
             return True
         return step not in self._distrusted and manifest.check(manifest.prefix_of(self._model_dir, step)) is None
 
-    def _finish(self, step: int) -> None:
-        found = manifest.read(manifest.prefix_of(self._model_dir, step))
-        if not found.final:
-            try:
-                manifest.write(self._model_dir, dataclasses.replace(found, final=True))
-            except OSError as error:
-                raise manifest.CheckpointError(f'The manifest of ckpt-{step} could not be marked as final: {_reason(error)}.') from error
-
-    def _run(self, snapshot: _Snapshot) -> None:
+    def _finish(self, step: int, final: bool) -> None:
+        """Marks the published checkpoint of `step` as the run's final one where it is."""
         try:
-            self._write(snapshot, False, False)
+            found = manifest.read(manifest.prefix_of(self._model_dir, step))
+            if final and not found.final:
+                manifest.write(self._model_dir, dataclasses.replace(found, final=True))
+        except (OSError, ValueError) as error:
+            raise manifest.CheckpointError(f'Checkpoint {step} in {self._model_dir} could not be marked as final: {error}.') from error
+        self._published = step
+
+    def _run(self, moment: _Moment) -> None:
+        try:
+            self._write(moment, False, False)
         except BaseException as error:  # raised again where the training waits for the writer
             self._error = error
 
-    def _write(self, snapshot: _Snapshot, final: bool, last: bool) -> None:
+    def _write(self, moment: _Moment, final: bool, last: bool) -> None:
         start = time.monotonic()
-        problem = None
-        bad = bundle.first_not_finite(snapshot.values)
-        if bad is not None:
-            problem = f'{bad} is not finite'
-        else:
-            try:
-                self._publish(snapshot, final)
-            except (OSError, tf.errors.OpError) as error:
-                problem = _reason(error)
-                self._discard(snapshot.step)
-        if problem is None:
-            self._published = snapshot.step
-            self._distrusted.discard(snapshot.step)
-            logging.info('Saved checkpoint ckpt-%d in %.2f s.', snapshot.step, time.monotonic() - start)
-            self._tidy()
-        elif last:
-            raise manifest.CheckpointError(
-                f'The last checkpoint, of step {snapshot.step}, could not be saved in {self._model_dir}: {problem}.'
+        try:
+            self._publish(moment, final)
+        except (OSError, tf.errors.OpError) as error:
+            self._discard(moment.step)
+            problem = _reason(error)
+            if last:
+                raise manifest.CheckpointError(
+                    f'The last checkpoint, of step {moment.step}, was not saved in {self._model_dir}: {problem}.'
+                ) from error
+            logging.warning(
+                'Checkpoint of step %d was not saved: %s. The training goes on and the next save tries again.', moment.step, problem
             )
-        else:
-            logging.warning('Checkpoint of step %d was not saved: %s. Training goes on; the next save tries again.', snapshot.step, problem)
+            return
+        self._published = moment.step
+        self._distrusted.discard(moment.step)
+        logging.info('Saved checkpoint %s in %.2f s.', self.newest, time.monotonic() - start)
+        try:
+            self._tidy()
+        except OSError as error:
+            logging.warning('Old checkpoints in %s were not removed: %s.', self._model_dir, _reason(error))
 
-    def _publish(self, snapshot: _Snapshot, final: bool) -> None:
-        manifest.remove(self._model_dir, snapshot.step)
-        prefix = manifest.prefix_of(self._model_dir, snapshot.step)
-        self._writer.write(prefix + '.tmp', snapshot.values)
-        files = {}
-        for ending in ('.data-00000-of-00001', '.index'):
-            _sync_file(prefix + '.tmp' + ending)
-            files[os.path.basename(prefix) + ending] = manifest.measure(prefix + '.tmp' + ending)
+    def _publish(self, moment: _Moment, final: bool) -> None:
+        """Temporary files, their durable contents, a staged manifest, the real names, and the manifest last."""
+        assert self._session is not None
+        manifest.remove(self._model_dir, moment.step)
+        prefix = manifest.prefix_of(self._model_dir, moment.step)
+        if self._write_files is None:
+            self._write_files = self._session.make_callable(self._snapshot.write, [self._snapshot.prefix], accept_options=True)
+        # A thread pool below 0 is the calling thread: the training keeps all of its own.
+        self._write_files(prefix + '.tmp', options=tf.RunOptions(inter_op_thread_pool=-1))
+        written = {}
+        for ending in _ENDINGS:
+            files.sync_file(prefix + '.tmp' + ending)
+            written[os.path.basename(prefix) + ending] = files.measure(prefix + '.tmp' + ending)
         facts = manifest.Manifest(
-            step=snapshot.step,
-            examples=snapshot.examples,
-            files=files,
+            step=moment.step,
+            examples=moment.examples,
+            files=written,
             final=final,
-            input_fingerprint=self._facts.input_fingerprint if POSITION in snapshot.values else '',
+            input_fingerprint=self._facts.input_fingerprint if self._has_position else '',
             semantics=self._facts.semantics,
         )
         manifest.stage(self._model_dir, facts)
-        for ending in ('.data-00000-of-00001', '.index'):
+        for ending in _ENDINGS:
             os.replace(prefix + '.tmp' + ending, prefix + ending)
-        manifest.sync_folder(self._model_dir)
-        manifest.commit(self._model_dir, snapshot.step)
+        files.sync_folder(self._model_dir)
+        manifest.commit(self._model_dir, moment.step)
 
     def _tidy(self) -> None:
-        """Names the kept checkpoints in TensorFlow's state file and removes the others."""
-        try:
-            found = [each.step for each in manifest.all(self._model_dir) if each.step not in self._distrusted]
-            keep = found[-self._config.keep_checkpoints :]
-            bundle.write_state_file(self._model_dir, keep)
-            for step in found[: -self._config.keep_checkpoints]:
-                manifest.remove(self._model_dir, step)
-        except OSError as error:
-            logging.warning('Old checkpoints in %s were not tidied up: %s.', self._model_dir, _reason(error))
+        """Names the checkpoints to keep in TensorFlow's own state file, by relative paths, and removes the others."""
+        found = [each for each in manifest.all(self._model_dir) if each.step not in self._distrusted]
+        best = retention.best_step(self._model_dir, self._config.keep_best, [each.step for each in found])
+        steps = retention.kept(found, config=self._config, best=best)
+        names = [f'ckpt-{step}' for step in steps]
+        state = tf.train.generate_checkpoint_state_proto(self._model_dir, names[-1], all_model_checkpoint_paths=names)
+        files.write_file(os.path.join(self._model_dir, 'checkpoint'), text_format.MessageToString(state).encode())
+        for each in found:
+            if each.step not in steps:
+                manifest.remove(self._model_dir, each.step)
 
     def _discard(self, step: int) -> None:
         try:
             manifest.remove(self._model_dir, step)
         except OSError as error:
-            logging.warning('The parts of checkpoint %d were not removed: %s.', step, _reason(error))
-
-
-def _read(name: str, variable: tf.Variable) -> tf.Tensor:
-    with tf.device(variable.device), tf.name_scope('snapshot/' + name + '/'):
-        return variable.read_value()
-
-
-def _sync_file(path: str) -> None:
-    with open(path, 'rb') as file:
-        os.fsync(file.fileno())
+            logging.warning('The parts of checkpoint %d in %s were not removed: %s.', step, self._model_dir, _reason(error))
 
 
 def _reason(error: OSError | tf.errors.OpError) -> str:
-    """The one line of an error that says what happened; TensorFlow's messages also hold stack traces."""
+    """The one line of an error that says what happened; TensorFlow's messages hold stack traces too."""
     if isinstance(error, OSError):
         return f'{error.strerror or error} ({error.filename})' if error.filename else str(error)
-    lines = [line.strip() for line in error.message.splitlines() if '; ' in line and 'File "' not in line]
-    return lines[0] if lines else error.message.splitlines()[0]
+    lines = [line.strip() for line in error.message.splitlines()]
+    telling = [line for line in lines if '; ' in line and not line.startswith('File "')]
+    return snapshot.what_is_not_finite(error) or (telling or lines)[0]
