@@ -1,7 +1,7 @@
 """Distributed in-graph replication for TensorFlow graphs: one model function, N towers, one master session.
 
-    flags -> Config -> devices -> inputs -> build -> reduce -> chain -> train_step -> session -> hooks -> writers
-                 `-> session_config --------------------------------------^  `-> checkpoint -> evaluation
+flags -> Config -> devices -> inputs -> build -> reduce -> chain -> train_step -> session -> hooks -> writers
+             `-> session_config --------------------------------------^  `-> checkpoint -> evaluation
 """
 
 from towers.config import Config
@@ -9,6 +9,7 @@ from towers.evaluation import evaluate
 from towers.metrics import accuracy, mean, mean_squared_error, top_k
 from towers.randomness import dropout, random_uniform
 from towers.structs import Metric, ModelOutput, Objective, TrainResult
+from towers.training import train
 
 __all__ = [
     'Config',
@@ -23,4 +24,5 @@ __all__ = [
     'mean_squared_error',
     'random_uniform',
     'top_k',
+    'train',
 ]

@@ -12,15 +12,9 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from towers import metrics, randomness, structs
+from towers import gradients, metrics, randomness, structs, writes
 
 _PER_TOWER = (tf.GraphKeys.LOSSES, tf.GraphKeys.UPDATE_OPS, tf.GraphKeys.SUMMARIES, tf.GraphKeys.REGULARIZATION_LOSSES)
-_WRITES = {
-    'AssignVariableOp': 'assign',
-    'AssignAddVariableOp': 'assign_add',
-    'AssignSubVariableOp': 'assign_sub',
-}
-_CALLS = frozenset({'If', 'StatelessIf', 'While', 'StatelessWhile', 'PartitionedCall', 'StatefulPartitionedCall', 'Case'})
 
 Scope = Callable[[structs.Tower], AbstractContextManager[Any]]
 
@@ -143,9 +137,7 @@ def _record(
     return dataclasses.replace(made, weight=weight, gradients=gradients, variables=variables, state=state, penalties=outside)
 
 
-def _recorded(
-    tower: structs.Tower, output: structs.ModelOutput, batch: structs.TowerBatch, count: tf.Tensor
-) -> structs.TowerOutput:
+def _recorded(tower: structs.Tower, output: structs.ModelOutput, batch: structs.TowerBatch, count: tf.Tensor) -> structs.TowerOutput:
     """What inference and training have in common."""
     resolved = {name: metrics.resolve(name, metric, count) for name, metric in output.metrics.items()}
     if tf.get_static_value(batch.examples) is None:
@@ -176,33 +168,6 @@ def _unless_empty(metric: structs.Metric, examples: tf.Tensor) -> structs.Metric
     return structs.Metric(tuple(tf.where(examples > 0, s, tf.zeros_like(s)) for s in metric.sums), metric.result)
 
 
-def _gradients(output: structs.ModelOutput, variables: Sequence[tf.Variable], weight: tf.Tensor) -> tuple[structs.Gradient, ...]:
-    """Gradients of weight * loss, aligned with `variables`, in fp32 at least.
-
-    The weight goes in as the gradient of the loss, which costs nothing; but not where it may be 0 for a loss that
-    isn't finite (a mean over no tokens), nor where it would lose bits of a half-precision gradient.
-    """
-    half = any(v.dtype.base_dtype.size < 4 for v in variables)
-    early = output.weight is None and not half
-    pairs = [(o.loss, o.variables) for o in output.objectives] or [(output.loss, variables)]
-    found: dict[Any, structs.Gradient] = {}
-    for loss, wanted in pairs:
-        ys = tf.cast(weight, loss.dtype) if early else None
-        made = tf.gradients(loss, list(wanted), grad_ys=ys, colocate_gradients_with_ops=True)
-        for variable, gradient in zip(wanted, made, strict=True):
-            if found.setdefault(variable.handle.name, gradient) is not gradient:
-                raise ValueError(f'The variable {variable.op.name!r} belongs to two objectives; give each variable to one.')
-    gradients = (found.get(v.handle.name) for v in variables)
-    return tuple(g if early or g is None else _weighted(g, weight) for g in gradients)
-
-
-def _weighted(gradient: tf.Tensor | tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_weighted(gradient.values, weight), gradient.indices, gradient.dense_shape)
-    value = tf.cast(gradient, tf.float32) if gradient.dtype.size < 4 else gradient
-    return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
-
-
 def _penalties(
     output: structs.ModelOutput, seen: set[tf.Operation], batch: structs.TowerBatch
 ) -> tuple[structs.ModelOutput, tuple[tf.Tensor, ...]]:
@@ -217,56 +182,6 @@ def _penalties(
         else:
             outside.append(penalty)
     return output, tuple(outside)
-
-
-def ancestors(ops: Sequence[tf.Operation]) -> set[tf.Operation]:
-    """The operations that these need, themselves included."""
-    seen: set[tf.Operation] = set()
-    waiting = list(ops)
-    while waiting:
-        op = waiting.pop()
-        if op not in seen:
-            seen.add(op)
-            waiting.extend(tensor.op for tensor in op.inputs)
-            waiting.extend(op.control_inputs)
-    return seen
-
-
-def _state(updates: Sequence[Any], loss_needs: set[tf.Operation]) -> Iterator[structs.StateWrite]:
-    """The writes behind UPDATE_OPS, each once, in order."""
-    done: set[tf.Operation] = set()
-    owners = {v.handle.name: v for v in tf.global_variables() if hasattr(v, 'handle')}
-    for update in updates:
-        op = getattr(update, 'op', update)
-        for write in _writes_behind(op):
-            if write in loss_needs:
-                raise ValueError(f'The loss depends on the write {write.name!r}, which N towers would make N times; {_PLAIN}')
-            if write not in done:
-                done.add(write)
-                yield structs.StateWrite(owners[write.inputs[0].name], _WRITES[write.type], write.inputs[1])
-
-
-_PLAIN = 'add a plain assign, assign_add or assign_sub to tf.GraphKeys.UPDATE_OPS that the loss does not need.'
-
-
-def _writes_behind(update: tf.Operation) -> list[tf.Operation]:
-    """The assign operations that running `update` would run."""
-    found, seen, waiting = [], set(), [update]
-    while waiting:
-        op = waiting.pop()
-        if op in seen:
-            continue
-        seen.add(op)
-        if op.type in _WRITES:
-            found.append(op)
-            continue
-        waiting.extend(tensor.op for tensor in op.inputs)
-        waiting.extend(op.control_inputs)
-    hidden = [op for op in seen if op.type in _CALLS and op.op_def.is_stateful] if not found else []
-    if not found:
-        where = f', hidden in {hidden[0].name!r} ({hidden[0].type})' if hidden else ''
-        raise ValueError(f'The update {update.name!r} holds no write to a variable that Towers can read{where}; {_PLAIN}')
-    return sorted(found, key=lambda op: op.name)
 
 
 def _require_gradients(outputs: Sequence[structs.TowerOutput]) -> None:

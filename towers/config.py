@@ -106,7 +106,9 @@ class OptimizerConfig(Section):
     beta2: float = option(0.999, "decay of Adam's second moment")
     rho: float = option(0.9, 'decay of the squared gradients of rmsprop and adadelta')
     epsilon: float | None = option(None, "the optimizer's epsilon; its own default if not given")
-    weight_decay: float = option(0.0, 'decoupled weight decay (AdamW): every trainable variable loses learning_rate * weight_decay of itself; slim means --l2')
+    weight_decay: float = option(
+        0.0, 'decoupled weight decay (AdamW): every trainable variable loses learning_rate * weight_decay of itself; slim means --l2'
+    )
     l2: float = option(0.0, 'penalty l2 * sum(w^2) / 2 in the loss, which the optimizer sees as gradient; AdamW means --weight_decay')
     clip_norm: float | None = option(None, 'global norm to which the mean gradient is clipped')
     schedule: Literal['constant', 'piecewise', 'exponential', 'polynomial', 'cosine'] = option('constant', 'how the learning rate changes')
@@ -131,9 +133,7 @@ class OptimizerConfig(Section):
             self.schedule != 'piecewise' or bool(self.boundaries),
             '--schedule=piecewise needs --boundaries, got none; give e.g. --boundaries=30,60 --schedule_unit=epochs.',
         )
-        require(
-            list(self.boundaries) == sorted(set(self.boundaries)), f'--boundaries must rise, got {list(self.boundaries)}; sort them.'
-        )
+        require(list(self.boundaries) == sorted(set(self.boundaries)), f'--boundaries must rise, got {list(self.boundaries)}; sort them.')
         require(
             self.schedule != 'exponential' or self.decay_every is not None,
             '--schedule=exponential needs --decay_every, got none; give e.g. --decay_every=1 --schedule_unit=epochs.',
@@ -179,7 +179,7 @@ class ReportConfig(Section):
     """Reports: progress, TensorBoard and logs."""
 
     log_steps: int = option(20, 'steps between progress lines and rows of metrics.jsonl')
-    summary_steps: int = option(100, 'steps between the summaries that cost a little: norms, per-tower losses, the model\'s own')
+    summary_steps: int = option(100, "steps between the summaries that cost a little: norms, per-tower losses, the model's own")
     histograms: bool = option(False, 'histograms of variables and gradients in TensorBoard')
     images: bool = option(False, 'the first images of a batch in TensorBoard')
     tensorboard: bool = option(False, 'start TensorBoard on a free port and print its address')

@@ -111,9 +111,7 @@ def _prefetched(dataset: tf.data.Dataset, prefetch: int | None) -> tf.data.Datas
     return dataset.prefetch(ahead).with_options(options) if ahead else dataset.with_options(options)
 
 
-def _global(
-    dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[structs.Tower], *, saved: bool = True
-) -> structs.Input:
+def _global(dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[structs.Tower], *, saved: bool = True) -> structs.Input:
     with tf.device(towers[0].host), tf.name_scope('input'):
         iterator = tf.data.make_initializable_iterator(_prefetched(dataset, prefetch))
         features = iterator.get_next()
@@ -248,4 +246,3 @@ def _without_deprecation_notice() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-

@@ -91,9 +91,7 @@ class _Given:
     links: tuple[chain.Link, ...]
 
 
-def _learning_rate(
-    config: config_lib.Config, step: tf.Tensor, source: structs.Input, steps: int | None, towers: int
-) -> tf.Tensor:
+def _learning_rate(config: config_lib.Config, step: tf.Tensor, source: structs.Input, steps: int | None, towers: int) -> tf.Tensor:
     size = config.examples_per_step(towers)
     epoch = None if source.epoch_examples is None else math.ceil(source.epoch_examples / size)
     with tf.name_scope('learning_rate'):
@@ -119,9 +117,7 @@ def _step(
         made = given.optimizer(given.rate)
         return optimizers.apply(made, update, learning_rate=given.rate, weight_decay=config.weight_decay, after=after)
 
-    operation, report, sync = train_step.make(
-        total, strategy.spread(total, outputs), given.count, apply=apply, report=report
-    )
+    operation, report, sync = train_step.make(total, strategy.spread(total, outputs), given.count, apply=apply, report=report)
     return structs.TrainStep(
         ops=(operation,),
         step=report['step'],
@@ -146,9 +142,7 @@ def _scalars(total: structs.Sum, outputs: Sequence[structs.TowerOutput], operati
         return {**scalars, 'gradient_norm': chain.global_norm(total), 'weight_norm': tf.linalg.global_norm(values)}
 
 
-def _summaries(
-    total: structs.Sum, source: structs.Input, config: config_lib.Config, operation: tf.Operation
-) -> tuple[tf.Tensor, ...]:
+def _summaries(total: structs.Sum, source: structs.Input, config: config_lib.Config, operation: tf.Operation) -> tuple[tf.Tensor, ...]:
     made = []
     if config.histograms:
         for variable, gradient in zip(total.variables, total.gradients, strict=True):

@@ -51,7 +51,11 @@ def _view_class(kind: type) -> type:
 
         return gather
 
-    overrides = {'value': lambda self: self._towers_value(), 'sparse_read': beside_table('sparse_read'), 'gather_nd': beside_table('gather_nd')}
+    overrides = {
+        'value': lambda self: self._towers_value(),
+        'sparse_read': beside_table('sparse_read'),
+        'gather_nd': beside_table('gather_nd'),
+    }
     made = type('TowerVariable', (kind,), overrides)
     return made
 
@@ -194,4 +198,3 @@ def copy(variable: tf.Variable, tower: int, device: str) -> tf.Variable:
             name=f'replica_{tower}/{variable.op.name}',
             use_resource=True,
         )
-

@@ -1,0 +1,219 @@
+"""`towers.train`: the graph, its session, hooks, checkpoints and evaluation, composed."""
+
+import contextlib
+import dataclasses
+import functools
+import math
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+from towers import companion, devices, evaluation, optimizers, program, record, session, signals, structs, writers
+from towers import config as config_lib
+from towers import results as results_lib
+from towers.checkpoint import manifest, restore, saver
+from towers.hooks import checkpointing, every, nan, progress, scalars, start, stop, summary
+
+_CLOSE_SECS = 60.0  # for a checkpoint still being written when the training fails
+_EVALUATION_SECS = 24 * 3600.0  # no wait is without a limit
+
+
+def train(
+    model: structs.Model,
+    dataset: structs.Dataset,
+    config: config_lib.Config,
+    *,
+    eval_dataset: structs.Dataset | None = None,
+    hooks: Sequence[tf.train.SessionRunHook] = (),
+    optimizer: optimizers.Factory | None = None,
+) -> structs.TrainResult:
+    """Trains a model on N towers, from the newest checkpoint in the run directory where there is one.
+
+    Args:
+      model: `model(batch, *, training) -> ModelOutput` over `tf.get_variable`, for one tower.
+      dataset: zero-argument function that returns a tf.data.Dataset of single examples; it is repeated, batched, split
+        and prefetched here, and not shuffled.
+      config: everything else; without `model_dir` the run goes to a new temporary folder.
+      eval_dataset: like `dataset`; evaluated beside the training with `config.evaluate`, else once at the end.
+      hooks: the user's, called after the hooks that stop and before those that report and save.
+      optimizer: function from the learning rate (fp32 scalar tensor) to a fresh tf.train.Optimizer, in place of
+        `config.optimizer`.
+
+    Returns:
+      How it ended. A signal ends it after the step in flight, saved, with `stopped_by` 'signal'.
+
+    Raises:
+      ValueError: model, dataset and configuration don't fit together.
+      Diverged: the loss is not finite.
+      CheckpointError: the last checkpoint could not be saved, or none of those that exist is whole.
+    """
+    model_dir = config.model_dir
+    if model_dir is None:
+        model_dir = tempfile.mkdtemp(prefix='towers-')
+        logging.info('No model_dir was given; this run is in %s.', model_dir)
+    config = dataclasses.replace(config, model_dir=os.path.abspath(model_dir))
+    if config.evaluate and eval_dataset is None:
+        raise ValueError('--evaluate needs an evaluation dataset, got none; give --eval_dataset (eval_dataset= in Python).')
+    if config.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    job = _Job(model, dataset, config, eval_dataset, tuple(hooks), optimizer)
+    return signals.run_in_worker(functools.partial(_run, job))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    model: structs.Model
+    dataset: structs.Dataset
+    config: config_lib.Config
+    eval_dataset: structs.Dataset | None
+    hooks: tuple[tf.train.SessionRunHook, ...]
+    optimizer: optimizers.Factory | None
+
+    @property
+    def model_dir(self) -> str:
+        return str(self.config.model_dir)
+
+
+@dataclasses.dataclass
+class _Reached:
+    """How far the loop came; kept outside it, since the end of data leaves the loop as an exception."""
+
+    first_step: int
+    step: int
+    examples: int
+    loss: float = math.nan
+    stopped_by: str = 'steps'
+    examples_per_sec: float = 0.0
+
+
+def _run(job: _Job, stop_event: threading.Event) -> structs.TrainResult:
+    os.makedirs(job.model_dir, exist_ok=True)
+    found = manifest.newest(job.model_dir)
+    with contextlib.ExitStack() as closing:
+        beside = None
+        if job.config.evaluate and job.eval_dataset is not None:
+            beside = closing.enter_context(companion.Companion(job.model, job.eval_dataset, job.config))
+        made = program.make(job.model, job.dataset, job.config, optimizer=job.optimizer)
+        logging.info('%s', made.placement.note)
+        reached = _train(job, made, found, stop_event)
+        scores = _scores(job, reached, stop_event, beside)
+    newest = manifest.all(job.model_dir)
+    return structs.TrainResult(
+        step=reached.step,
+        examples=reached.examples,
+        loss=reached.loss,
+        steps_run=reached.step - reached.first_step,
+        examples_per_sec=reached.examples_per_sec,
+        checkpoint=newest[-1].prefix if newest else None,
+        evaluation=scores,
+        stopped_by=reached.stopped_by,
+        model_dir=job.model_dir,
+    )
+
+
+def _train(job: _Job, made: program.Program, found: manifest.Checkpoint | None, stop_event: threading.Event) -> _Reached:
+    """Makes the steps that are left, and leaves them saved."""
+    config, step = job.config, made.step
+    reached = _Reached(0, 0, 0) if found is None else _Reached(found.step, found.step, found.manifest.examples)
+    if found is not None and made.total_steps is not None and found.step >= made.total_steps:
+        logging.info('This run is done: it has reached step %d of %d.', found.step, made.total_steps)
+        if not found.manifest.final:
+            manifest.write(job.model_dir, dataclasses.replace(found.manifest, final=True))
+        return reached
+    meaning = record.semantics(config, towers=len(made.placement.towers), total_steps=made.total_steps)
+    record.write(job.model_dir, config, meaning)
+    with made.graph.as_default(), tf.device(made.placement.parameter_device):
+        facts = saver.Facts(step.input.fingerprint, meaning)
+        keeper = saver.Saver(step.saved, step.input.position, config=config, model_dir=job.model_dir, facts=facts)
+        initialize = _initializer(made, found, config)
+    with contextlib.ExitStack() as closing:
+        closing.callback(keeper.close, _CLOSE_SECS)
+        # Whatever ends the run but a signal ends it for good. Saving comes last: what it saves has passed every hook.
+        saving = checkpointing.CheckpointHook(keeper, step.step, config=config, final=lambda: master.stopped_by != 'signal')
+        hooks = (*_stopping(made, config, stop_event), *job.hooks, *_reporting(made, config, closing), saving)
+        master = session.MasterSession(made.graph, hooks, proto=made.proto, initialize=initialize, ended=step.input.ended)
+        with master:
+            _loop(master, step, reached)
+    reached.stopped_by = master.stopped_by or 'hook'
+    return reached
+
+
+def _loop(master: session.MasterSession, step: structs.TrainStep, reached: _Reached) -> None:
+    """The steps; the rate leaves out the first, in which TensorFlow prepares itself."""
+    fetches = (*step.ops, step.report)
+    started, first_examples = time.monotonic(), reached.examples
+    try:
+        while not master.should_stop():
+            report = master.run(fetches)[-1]
+            if math.isnan(reached.loss):
+                started, first_examples = time.monotonic(), int(report['examples_seen'])
+            reached.step, reached.examples, reached.loss = int(report['step']), int(report['examples_seen']), float(report['loss'])
+    finally:
+        seconds = time.monotonic() - started
+        reached.examples_per_sec = (reached.examples - first_examples) / seconds if seconds else 0.0
+
+
+def _initializer(made: program.Program, found: manifest.Checkpoint | None, config: config_lib.Config) -> Callable[[tf.Session], None]:
+    """What sets a new session's variables and input; its operations are made now, before the graph is finalised."""
+    step = made.step
+    warm = restore.WarmStart(step.saved, config=config) if config.init_checkpoint and found is None else None
+    restorer = restore.Restorer(step.saved, step.input) if found is not None else None
+
+    def initialize(raw: tf.Session) -> None:
+        devices.check_devices(raw, made.placement)
+        raw.run(made.init)
+        raw.run(step.input.initializer)
+        if warm is not None:
+            warm.load(raw)
+        if restorer is not None and found is not None:
+            restorer.restore(raw, found)
+            logging.info('Going on from %s at step %d.', found.prefix, found.step)
+        raw.run(step.sync)
+
+    return initialize
+
+
+def _stopping(made: program.Program, config: config_lib.Config, stop_event: threading.Event) -> list[tf.train.SessionRunHook]:
+    step = made.step
+    hooks: list[tf.train.SessionRunHook] = [stop.StopWhen(stop_event)]
+    if config.nan_policy == 'stop':
+        hooks.insert(0, nan.NanHook(step.report))
+    if made.total_steps is not None:
+        hooks.append(stop.StopAtStep(made.total_steps, step=step.step, global_step=step.global_step))
+    if config.train_secs is not None:
+        hooks.append(stop.StopAfterSecs(config.train_secs))
+    return hooks
+
+
+def _reporting(made: program.Program, config: config_lib.Config, closing: contextlib.ExitStack) -> list[tf.train.SessionRunHook]:
+    model_dir, step = str(config.model_dir), made.step
+    events = writers.EventWriter(model_dir)
+    closing.callback(events.close)
+    rows = writers.JsonLines(os.path.join(model_dir, 'metrics.jsonl'))
+    closing.callback(rows.close)
+    shown = progress.ProgressHook(step.report, last_step=made.total_steps, when=every.Every(steps=config.log_steps))
+    closing.callback(shown.close)
+    return [
+        start.StartHook(step.global_step, start=events.start, graph=events.graph),
+        shown,
+        scalars.ScalarsHook(step, when=every.Every(steps=config.log_steps), rows=rows.append, events=events.scalars),
+        summary.SummaryHook(step, when=every.Every(steps=config.summary_steps), write=events.summary),
+    ]
+
+
+def _scores(job: _Job, reached: _Reached, stop_event: threading.Event, beside: companion.Companion | None) -> Mapping[str, Any]:
+    """The newest checkpoint's metrics on the evaluation dataset, by name; empty after a signal or without a dataset."""
+    if job.eval_dataset is None or reached.stopped_by == 'signal':
+        return {}
+    if beside is not None:
+        return beside.wait(_EVALUATION_SECS, stop=stop_event)
+    known = results_lib.Results(job.model_dir, job.config.eval_name).last()
+    if reached.step == reached.first_step and known.get('step') == reached.step:
+        return known
+    return evaluation.once(job.model, job.eval_dataset, job.config, stop=stop_event)
