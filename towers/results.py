@@ -38,6 +38,7 @@ class Results(contextlib.AbstractContextManager):
 
     def __exit__(self, *_: Any) -> None:
         self._events.close()
+        self._lines.close()
 
     def has(self, checkpoint: manifest.Checkpoint) -> bool:
         """Whether this very checkpoint, not an older one of the same step, was evaluated."""

@@ -1,0 +1,292 @@
+"""Evaluations of a run directory: which checkpoint, what is written where, and following a run to its end."""
+
+import glob
+import json
+import os
+import signal
+import threading
+import time
+
+import harness
+import numpy as np
+import pytest
+import runs
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers import evaluation, evaluator
+from towers.checkpoint import manifest
+
+
+def scaled(batch, *, training):
+    """A model whose score is its variable times the mean of the data."""
+    del training
+    value = tf.reduce_mean(batch) * tf.get_variable('w', [])
+    both = towers.Metric((tf.reduce_sum(batch),), lambda total: np.array([total, -total]))
+    return towers.ModelOutput(value, metrics={'twice': 2 * value, 'both': both})
+
+
+DATA = harness.numbers(1, 2, 3)  # mean 2
+
+
+def publish(folder, *steps, final=False):
+    """Checkpoints whose variable is their step: loss 2 * step."""
+    for step in steps:
+        runs.publish(folder, step, final=final and step == steps[-1], w=np.float32(step))
+
+
+def evaluate(folder, *, settings=None, **given):
+    return evaluation.evaluate(scaled, DATA, runs.config(folder, **settings or {}), **given)
+
+
+def follow(folder, *, settings=None, **given):
+    return evaluation.follow(scaled, DATA, runs.config(folder, **settings or {}), **given)
+
+
+def rows(folder, name='test'):
+    with open(os.path.join(folder, 'eval', name, 'results.jsonl')) as file:
+        return [json.loads(line) for line in file]
+
+
+def steps(folder):
+    return [row['step'] for row in rows(folder)]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(evaluation, 'POLL_SECS', 0.02)
+
+
+@pytest.fixture
+def messages(monkeypatch):
+    """What the evaluation logs, line by line."""
+    said = []
+    for level in ('info', 'warning'):
+        monkeypatch.setattr(evaluation.logging, level, lambda text, *args: said.append(text % args))
+    return said
+
+
+def test_the_newest_is_evaluated_and_written(tmp_path):
+    publish(tmp_path, 3, 20)
+    found = evaluate(tmp_path, settings={'eval_name': 'held_out'})
+    np.testing.assert_array_equal(found.pop('both'), [6, -6])
+    assert found == {'step': 20, 'examples': 3, 'loss': 40.0, 'twice': 80.0}
+    [row] = rows(tmp_path, 'held_out')
+    assert row.pop('seconds') > 0
+    assert row.pop('saved') == manifest.read(manifest.prefix_of(str(tmp_path), 20)).time
+    assert row == {**found, 'both': [6, -6], 'checkpoint': 'ckpt-20'}
+
+
+def test_tags_are_the_trainings(tmp_path):
+    publish(tmp_path, 3)
+    evaluate(tmp_path)
+    [path] = glob.glob(str(tmp_path / 'eval/test/events*'))
+    points = [(e.step, value.tag, value.simple_value) for e in tf.train.summary_iterator(path) for value in e.summary.value]
+    assert points == [(3, 'loss', 6.0), (3, 'twice', 12.0)]
+
+
+def test_nothing_else_in_the_run_directory_changes(tmp_path):
+    publish(tmp_path, 3, 20)
+
+    def state():
+        return {entry.name: (entry.stat().st_mtime_ns, entry.stat().st_size) for entry in os.scandir(tmp_path) if entry.name != 'eval'}
+
+    before = state()
+    evaluate(tmp_path)
+    follow(tmp_path, done=lambda: True)
+    assert state() == before
+    assert os.listdir(tmp_path / 'eval') == ['test']
+
+
+def test_the_same_result_is_written_once(tmp_path):
+    publish(tmp_path, 3)
+    evaluate(tmp_path)
+    evaluate(tmp_path)
+    assert steps(tmp_path) == [3]
+    evaluation.evaluate(scaled, harness.numbers(5), runs.config(tmp_path))
+    assert [row['loss'] for row in rows(tmp_path)] == [6.0, 15.0]
+
+
+@pytest.mark.parametrize('named', [3, '3', 'ckpt-3', 'ckpt-3.index', '{}/ckpt-3', '{}/ckpt-3.data-00000-of-00001'])
+def test_a_checkpoint_can_be_named(tmp_path, named):
+    publish(tmp_path, 3, 20)
+    found = evaluation.find(str(tmp_path), named.format(tmp_path) if isinstance(named, str) else named)
+    assert (found.step, found.prefix) == (3, str(tmp_path / 'ckpt-3'))
+
+
+def test_a_named_checkpoint_is_the_one_evaluated(tmp_path):
+    publish(tmp_path, 3, 20)
+    assert evaluate(tmp_path, checkpoint=3)['loss'] == 6.0
+
+
+def test_a_checkpoint_of_another_program_is_taken_with_its_step(tmp_path):
+    runs.save(str(tmp_path / 'model.ckpt-7'), global_step=np.int64(7), w=np.float32(5))
+    assert evaluate(tmp_path, checkpoint=tmp_path / 'model.ckpt-7')['loss'] == 10.0
+    assert steps(tmp_path) == [7]
+
+
+def damage(folder, step):
+    with open(folder / f'ckpt-{step}.data-00000-of-00001', 'r+b') as file:
+        file.write(b'\xff')
+
+
+def test_a_checkpoint_that_is_not_there_or_damaged_says_so(tmp_path):
+    publish(tmp_path, 3, 20)
+    damage(tmp_path, 3)
+    with pytest.raises(ValueError, match='ckpt-4.json is missing. Give one of those in .*, of steps 3, 20'):
+        evaluate(tmp_path, checkpoint=4)
+    with pytest.raises(ValueError, match='--checkpoint=3 is not whole: ckpt-3.data-00000-of-00001 has another checksum'):
+        evaluate(tmp_path, checkpoint=3)
+
+
+@pytest.mark.parametrize(
+    ('settings', 'given', 'message'),
+    [
+        ({}, {}, 'There is no checkpoint in .*; train first'),
+        ({'model_dir': None}, {}, 'got none; give --model_dir'),
+        ({'eval_name': '../other'}, {}, "--eval_name must be the name of a folder, got '../other'"),
+        ({}, {'continuous': True, 'checkpoint': 3}, '--continuous takes each new checkpoint, got --checkpoint=3'),
+    ],
+)
+def test_wrong_use_says_what_to_do(tmp_path, settings, given, message):
+    with pytest.raises(ValueError, match=message):
+        evaluation.evaluate(scaled, DATA, runs.config(**{'model_dir': tmp_path, **settings}), **given)
+    assert os.listdir(tmp_path) == []
+
+
+def test_only_damaged_checkpoints_are_a_failure(tmp_path):
+    publish(tmp_path, 3)
+    damage(tmp_path, 3)
+    with pytest.raises(manifest.CheckpointError, match='None of .*1 checkpoints'):
+        evaluate(tmp_path)
+
+
+def test_following_takes_the_newest_of_several_and_ends_with_the_final_one(tmp_path, monkeypatch, messages):
+    publish(tmp_path, 3, 4)
+    real = evaluator.Evaluator.run
+
+    def run(self, checkpoint, stop):
+        if checkpoint.step == 4:  # while this one is evaluated
+            publish(tmp_path, 6, 7)
+        elif checkpoint.step == 7:
+            publish(tmp_path, 9, final=True)
+        return real(self, checkpoint, stop)
+
+    monkeypatch.setattr(evaluator.Evaluator, 'run', run)
+    found = follow(tmp_path)
+    assert (found['step'], found['loss'], found['examples']) == (9, 18.0, 3)
+    assert [(row['step'], row['loss']) for row in rows(tmp_path)] == [(4, 8.0), (7, 14.0), (9, 18.0)]
+    assert [text for text in messages if 'Passed over' in text] == [
+        'Passed over the checkpoints of steps 3, since that of 4 is there.',
+        'Passed over the checkpoints of steps 6, since that of 7 is there.',
+    ]
+
+
+def test_a_final_checkpoint_that_something_newer_follows_is_not_the_end(tmp_path):
+    publish(tmp_path, 3, final=True)
+    publish(tmp_path, 5)
+    assert follow(tmp_path, settings={'eval_idle_secs': 0.1})['step'] == 5
+
+
+def test_one_that_becomes_final_later_is_the_end(tmp_path):
+    publish(tmp_path, 3)
+    asked = []
+
+    def later():
+        while not os.path.exists(tmp_path / 'eval/test/results.jsonl'):
+            time.sleep(0.01)
+        about = manifest.read(manifest.prefix_of(str(tmp_path), 3))
+        manifest.write(str(tmp_path), manifest.Manifest(**{**vars(about), 'final': True}))
+        asked.append(True)
+
+    threading.Thread(target=later, daemon=True).start()
+    assert follow(tmp_path)['step'] == 3
+    assert asked and steps(tmp_path) == [3]
+
+
+def test_a_restart_does_not_evaluate_again(tmp_path, monkeypatch):
+    publish(tmp_path, 3, final=True)
+    first = follow(tmp_path)
+    with open(tmp_path / 'eval/test/results.jsonl', 'a') as file:
+        file.write('{"step": 4, "los')  # what a killed process leaves
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluator.Evaluator, 'run', None)
+        again = follow(tmp_path)
+    np.testing.assert_array_equal(again.pop('both'), first.pop('both'))
+    assert again == first
+    publish(tmp_path, 3, final=True)  # the same step saved anew
+    follow(tmp_path)
+    text = (tmp_path / 'eval/test/results.jsonl').read_text()
+    assert [line[:10] for line in text.splitlines()] == ['{"step": 3', '{"step": 4', '{"step": 3']
+
+
+def test_an_idle_limit_counts_from_the_start(tmp_path, messages):
+    assert follow(tmp_path / 'none', settings={'eval_idle_secs': 0.1}) == {}
+    assert 'No new checkpoint came' in messages[-1]
+    assert not os.path.exists(tmp_path / 'none')
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_the_next_one_taken(tmp_path, monkeypatch):
+    publish(tmp_path, 3)
+    damage(tmp_path, 3)
+    waits = []
+
+    def wait(_self, _secs):
+        waits.append(1)
+        if len(waits) == 2:
+            publish(tmp_path, 5, final=True)
+
+    stop = threading.Event()
+    monkeypatch.setattr(type(stop), 'wait', wait)
+    assert follow(tmp_path, stop=stop)['step'] == 5
+    assert steps(tmp_path) == [5]
+
+
+def test_a_checkpoint_that_vanishes_while_it_is_read_gives_way_to_a_newer_one(tmp_path, monkeypatch):
+    publish(tmp_path, 3)
+    real = evaluator.Evaluator.load
+
+    def load(self, checkpoint):
+        if checkpoint.step == 3:
+            publish(tmp_path, 4, final=True)
+            manifest.remove(str(tmp_path), 3)
+        real(self, checkpoint)
+
+    monkeypatch.setattr(evaluator.Evaluator, 'load', load)
+    assert evaluate(tmp_path)['step'] == 4
+    assert follow(tmp_path)['step'] == 4
+    assert steps(tmp_path) == [4]
+
+
+def test_stop_ends_at_once(tmp_path):
+    publish(tmp_path, 3)
+    stop = threading.Event()
+    timer = threading.Timer(0.5, stop.set)
+    timer.start()
+    start = time.monotonic()
+    assert follow(tmp_path, stop=stop)['step'] == 3
+    assert time.monotonic() - start < 5
+    stop.set()
+    assert evaluation.once(scaled, DATA, runs.config(tmp_path), stop=stop) == {}
+
+
+def test_done_ends_with_the_newest_though_none_is_final(tmp_path):
+    publish(tmp_path, 3)
+    asked = []
+
+    def done():
+        asked.append(1)
+        if len(asked) == 3:
+            publish(tmp_path, 8)  # saved before it says so
+        return len(asked) >= 3
+
+    assert follow(tmp_path, done=done, settings={'eval_idle_secs': 0})['step'] == 8
+    assert steps(tmp_path) == [3, 8]
+
+
+def test_a_signal_ends_an_evaluation_as_an_interrupt(tmp_path):
+    publish(tmp_path, 3)
+    threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(tmp_path, continuous=True)
+    assert steps(tmp_path) == [3]
