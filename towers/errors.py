@@ -80,5 +80,5 @@ def _first_root(message: str) -> str:
 
 def _reason(message: str) -> str:
     """A runtime's message without its traceback and its list of nodes, in one line."""
-    text = _first_root(re.sub(r"\A.*\nNode: '[^\n]*\n", '', message, flags=re.DOTALL))
+    text = _first_root(re.sub(r"\AGraph execution error:(.*\nNode: '[^\n]*\n)?", '', message, flags=re.DOTALL))
     return ' '.join(re.sub(r'\[\[.*?\]\]', '', text, flags=re.DOTALL).split())
