@@ -39,16 +39,22 @@ def training(
     Raises:
       ValueError: the model returns no loss, makes variables that towers can't share, or hides a write.
     """
-    penalties: list[tf.Tensor] = []
+    shared: list[tf.Tensor] = []
+    outputs: list[structs.TowerOutput] = []
+    slopes: list[gradients.Slopes] = []
     with _seed_kept():
-        outputs = []
         for tower, batch in zip(towers, source.batches, strict=True):
-            with _tower(tower, scope, penalties) as localise, randomness.drawing(draws(batch.first)):
+            with _tower(tower, scope, shared) as own, randomness.drawing(draws(batch.first)):
                 tf.set_random_seed(randomness.fold(draws(batch.first).seed, 'tower', tower.index))
                 output = _checked(model(batch.features, training=True))
-                variables = tuple(localise(v) for v in (outputs[0].variables if outputs else tf.trainable_variables()))
-                outputs.append(_record(tower, output, source, variables))
-        _require_gradients(outputs)
+                variables = tuple(own(v) for v in (outputs[0].variables if outputs else tf.trainable_variables()))
+                made, slope = _record(tower, output, source, variables, shared)
+                outputs.append(made)
+                slopes.append(slope)
+        with tf.name_scope('shared_penalties'):
+            first = gradients.through_penalties(slopes, shared, outputs[0])
+        outputs[0] = dataclasses.replace(outputs[0], gradients=first)
+    _require_gradients(outputs)
     return tuple(outputs)
 
 
@@ -65,24 +71,31 @@ def inference(
 
 
 @contextlib.contextmanager
-def _tower(tower: structs.Tower, scope: Scope, penalties: list[tf.Tensor]) -> Iterator[Any]:
-    """Devices, names and collections of one tower: the model finds what a one-tower program would."""
+def _tower(tower: structs.Tower, scope: Scope, shared: list[tf.Tensor]) -> Iterator[Any]:
+    """Devices, names and collections of one tower: the model finds what a one-tower program would.
+
+    Args:
+      tower: where.
+      scope: the strategy's.
+      shared: the penalties that `get_variable` made for the towers before, to which this one's are added.
+    """
     graph = tf.get_default_graph()
     first = {key: list(graph.get_collection_ref(key)) for key in _PER_TOWER}
     for key in _PER_TOWER:
         graph.get_collection_ref(key)[:] = []
     regularisation = graph.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
-    regularisation[:] = penalties
+    regularisation[:] = shared
 
     def get(getter: Callable[..., tf.Variable], *args: Any, **kwargs: Any) -> tf.Variable:
         before = len(regularisation)
         variable = getter(*args, **kwargs)
-        penalties.extend(regularisation[before:])
+        regularisation[before:] = [tf.convert_to_tensor(penalty) for penalty in regularisation[before:]]
+        shared.extend(regularisation[before:])
         return variable
 
-    with tf.name_scope(f'{tower.scope}/'), tf.device(tower.devices[0]), scope(tower) as localise:
+    with tf.name_scope(f'{tower.scope}/'), tf.device(tower.devices[0]), scope(tower) as own:
         with tf.variable_scope(tf.get_variable_scope(), custom_getter=get):
-            yield localise
+            yield own
     if tower.index:  # Hooks that look into the collections see one tower, the first.
         for key in _PER_TOWER:
             graph.get_collection_ref(key)[:] = first[key]
@@ -119,12 +132,16 @@ def _weight(output: structs.ModelOutput, examples: tf.Tensor) -> tf.Tensor:
 
 
 def _record(
-    tower: structs.Tower, output: structs.ModelOutput, source: structs.Input, variables: tuple[tf.Variable, ...]
-) -> structs.TowerOutput:
+    tower: structs.Tower,
+    output: structs.ModelOutput,
+    source: structs.Input,
+    variables: tuple[tf.Variable, ...],
+    shared: Sequence[tf.Tensor],
+) -> tuple[structs.TowerOutput, gradients.Slopes]:
     """Everything of one tower in training; called inside its scopes."""
     batch = source.batches[tower.index]
-    seen = ancestors([output.loss.op])
-    state = tuple(_state(tf.get_collection(tf.GraphKeys.UPDATE_OPS), seen))
+    seen = writes.ancestors([output.loss.op])
+    state = writes.read(tf.get_collection(tf.GraphKeys.UPDATE_OPS), seen)
     output, outside = _penalties(output, seen, batch)
     count = _weight(output, batch.examples)
     if output.weight is not None:
@@ -132,9 +149,10 @@ def _record(
     else:  # A share of the whole batch, so that the sum needs no division afterwards.
         weight = _known(count / tf.cast(source.examples, tf.float32))
     with tf.name_scope('gradients'):
-        gradients = _gradients(output, variables, weight)
+        slopes = gradients.of(output, variables, weight, shared=shared)
     made = _recorded(tower, output, batch, count)
-    return dataclasses.replace(made, weight=weight, gradients=gradients, variables=variables, state=state, penalties=outside)
+    made = dataclasses.replace(made, weight=weight, gradients=slopes.variables, variables=variables, state=state, penalties=outside)
+    return made, slopes
 
 
 def _recorded(tower: structs.Tower, output: structs.ModelOutput, batch: structs.TowerBatch, count: tf.Tensor) -> structs.TowerOutput:
@@ -177,7 +195,9 @@ def _penalties(
     for penalty in tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES):
         if penalty.op in seen:
             continue
-        if data & ancestors([penalty.op]):
+        if data & writes.ancestors([penalty.op]):
+            if output.objectives:
+                raise ValueError(f'The penalty {penalty.op.name!r} depends on the batch and could be of any objective; add it to the loss of one.')
             output = dataclasses.replace(output, loss=output.loss + tf.cast(penalty, output.loss.dtype))
         else:
             outside.append(penalty)

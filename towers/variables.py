@@ -121,11 +121,16 @@ def _seeded_function(initializer: Callable[..., Any], seed: int, *, takes_shape:
 
 
 def _beside_variable(regularizer: Callable[[tf.Variable], Any]) -> Callable[[tf.Variable], Any]:
-    def penalty(variable: tf.Variable) -> Any:
-        with tf.device(None), tf.device(variable.device):
-            return regularizer(variable)
+    """The penalty as one tensor on the variable's device; TensorFlow would make it anew at each use, inside the user's scopes."""
 
-    return penalty
+    @functools.cache
+    def penalty(reference: Any) -> Any:
+        variable = reference.deref()
+        with variable.graph.as_default(), tf.control_dependencies(None), tf.device(None), tf.device(variable.device):
+            with tf.name_scope(f'{variable.op.name}/Regularizer/'):
+                return regularizer(variable)
+
+    return lambda variable: penalty(variable.ref())
 
 
 @contextlib.contextmanager
