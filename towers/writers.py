@@ -4,6 +4,7 @@ A disk that is full, or any other failure to write, is warned of once; what coul
 on when it is possible again. Readers never see half a record.
 """
 
+import contextlib
 import itertools
 import json
 import math
@@ -92,13 +93,11 @@ class EventWriter:
     def _give_up(self) -> None:
         """Leaves the file with whole records only, since a reader never gets past half a one; the next event begins another."""
         self.close()
-        try:
+        with contextlib.suppress(OSError):  # it was never made, or it isn't on a local disk
             if self._size:
                 os.truncate(self._path, self._size)
             else:
                 os.remove(self._path)
-        except OSError:
-            pass  # it was never made, or it isn't on a local disk
 
 
 class JsonLines:
@@ -141,7 +140,8 @@ class JsonLines:
             if self._file.write(line) != len(line):
                 raise OSError(f'only a part of {len(line)} bytes could be written')
         except OSError:
-            self._file.truncate(size)
+            with contextlib.suppress(OSError):  # it isn't a plain file
+                self._file.truncate(size)
             raise
 
 

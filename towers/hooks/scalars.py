@@ -42,7 +42,7 @@ class ScalarsHook(tf.train.SessionRunHook):
           ValueError: a metric has the name of a value of the report.
         """
         report = train_step.report
-        taken = set(train_step.metrics).intersection(report, _RATES)
+        taken = set(train_step.metrics).intersection([*report, *_RATES])
         if taken:
             raise ValueError(f"A metric must have another name than the report's values, got {', '.join(sorted(taken))}; rename it.")
         self._report_names = tuple(report)

@@ -1,0 +1,165 @@
+"""Event files and JSON lines: whole records only, and no failure to write stops a training."""
+
+import json
+import math
+import os
+import resource
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from towers import writers
+
+
+def event_files(folder):
+    return sorted(path for path in folder.iterdir() if 'tfevents' in path.name)
+
+
+def events(path):
+    """The events of a file; a record that is cut or mixed up raises."""
+    data = tf.data.TFRecordDataset(str(path))
+    return [tf.Event.FromString(record.numpy()) for record in data]
+
+
+def scalars(folder):
+    """(tag, step) -> value over all files of a folder."""
+    found = {}
+    for path in event_files(folder):
+        for event in events(path):
+            found.update({(value.tag, event.step): value.simple_value for value in event.summary.value})
+    return found
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    """The warnings that the writers log."""
+    logged = []
+    monkeypatch.setattr(writers.logging, 'warning', lambda text, *values: logged.append(text % values))
+    return logged
+
+
+@pytest.fixture
+def small_files():
+    """Sets the largest size of a file in this process: 0 lifts it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size or before[0], before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_event_file_starts_with_its_version_and_the_start(tmp_path):
+    writer = writers.EventWriter(str(tmp_path / 'made' / 'here'))
+    writer.start(120)
+    writer.scalars(121, {'loss': np.float32(0.5), 'accuracy': 1, 'confusion': np.eye(2)})
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.constant(1.0, name='only')
+    writer.graph(graph)
+    (path,) = event_files(tmp_path / 'made' / 'here')
+    version, start, values, drawn = events(path)  # readable before the writer is closed
+    assert version.file_version == 'brain.Event:2'
+    assert start.session_log.status == tf.SessionLog.START and start.step == 120
+    assert {value.tag: value.simple_value for value in values.summary.value} == {'loss': 0.5, 'accuracy': 1.0}
+    assert [node.name for node in tf.GraphDef.FromString(drawn.graph_def).node] == ['only']
+    assert all(event.wall_time > 1e9 for event in (version, start, values, drawn))
+    writer.close()
+
+
+def test_it_writes_inside_a_graph_and_in_any_thread(tmp_path):
+    writer = writers.EventWriter(str(tmp_path))
+    with tf.Graph().as_default() as graph:
+        graph.finalize()
+        writer.scalars(1, {'a': 2.0})
+    writer.close()
+    assert scalars(tmp_path) == {('a', 1): 2.0}
+
+
+def test_starts_within_one_second_write_files_in_the_order_of_the_starts(tmp_path):
+    for start in range(5):
+        writer = writers.EventWriter(str(tmp_path))
+        writer.start(start)
+        writer.scalars(start, {'loss': float(start)})
+        writer.close()
+    starts = [event.step for path in event_files(tmp_path) for event in events(path) if event.HasField('session_log')]
+    assert starts == [0, 1, 2, 3, 4]
+    assert len(scalars(tmp_path)) == 5
+
+
+def test_nothing_is_made_before_the_first_event(tmp_path):
+    writers.EventWriter(str(tmp_path)).close()
+    assert not event_files(tmp_path)
+
+
+def test_files_that_may_not_grow_lose_single_events_and_warn_once(tmp_path, small_files, warnings):
+    writer = writers.EventWriter(str(tmp_path))
+    small_files(4000)
+    for step in range(100):
+        writer.scalars(step, {'loss': float(step), 'text' * 100: 0.0})
+    small_files(0)
+    for step in range(100, 110):
+        writer.scalars(step, {'loss': float(step)})
+    writer.close()
+    found = {step for tag, step in scalars(tmp_path) if tag == 'loss'}  # every file is readable to its end
+    assert set(range(5)) | set(range(100, 110)) <= found and len(found) < 110
+    assert len(warnings) == 1 and 'File too large' in warnings[0] and '\n' not in warnings[0]
+
+
+@pytest.mark.parametrize('kind', ['events', 'lines'])
+def test_a_folder_that_can_not_be_written_is_warned_of_once(tmp_path, warnings, kind):
+    (tmp_path / 'file').write_text('')
+    folder = tmp_path / 'file' / 'under'  # a file is no folder
+    writer = writers.EventWriter(str(folder)) if kind == 'events' else writers.JsonLines(str(folder / 'rows'))
+    for step in range(3):
+        writer.scalars(step, {'a': 1.0}) if kind == 'events' else writer.append({'a': 1.0})
+    writer.close()
+    assert len(warnings) == 1 and 'can not be written' in warnings[0]
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_row_is_one_line_of_plain_json(tmp_path):
+    path = tmp_path / 'new' / 'metrics.jsonl'
+    lines = writers.JsonLines(str(path))
+    lines.append({'step': np.int64(3), 'loss': np.float32(0.5), 'nan': math.nan, 'inf': np.float32(np.inf), 'name': 'a\nb', 'none': None})
+    lines.append({'matrix': np.array([[1.0, np.nan]])})
+    assert rows(path) == [
+        {'step': 3, 'loss': 0.5, 'nan': None, 'inf': None, 'name': 'a\nb', 'none': None},
+        {'matrix': [[1.0, None]]},
+    ]
+    assert path.read_bytes().endswith(b'\n')
+    lines.close()
+
+
+@pytest.mark.parametrize('left', ['', '{"step": 1}\n', '{"step": 1}\n{"ste', '{"step": 1}'])
+def test_a_later_start_appends_whole_lines(tmp_path, left):
+    path = tmp_path / 'metrics.jsonl'
+    path.write_text(left)
+    lines = writers.JsonLines(str(path))
+    lines.append({'step': 2})
+    lines.append({'step': 3})
+    lines.close()
+    assert path.read_text() == left + ('\n' if left and not left.endswith('\n') else '') + '{"step": 2}\n{"step": 3}\n'
+
+
+def test_a_full_disk_leaves_whole_lines_and_is_warned_of_once(tmp_path, small_files, warnings):
+    path = tmp_path / 'metrics.jsonl'
+    lines = writers.JsonLines(str(path))
+    small_files(1000)
+    for step in range(30):
+        lines.append({'step': step, 'text': 'x' * 90})
+    assert [row['step'] for row in rows(path)] == list(range(8))
+    small_files(0)
+    lines.append({'step': 30})
+    lines.close()
+    assert rows(path)[-1] == {'step': 30} and len(rows(path)) == 9
+    assert len(warnings) == 1
+
+
+@pytest.mark.skipif(not os.path.exists('/dev/full'), reason='needs /dev/full')
+def test_no_space_left_is_warned_of_once(warnings):
+    lines = writers.JsonLines('/dev/full')
+    lines.append({'step': 1})
+    lines.append({'step': 2})
+    assert len(warnings) == 1 and 'No space left' in warnings[0]
