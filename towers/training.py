@@ -8,7 +8,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -126,22 +126,46 @@ def _train(job: _Job, made: program.Program, found: manifest.Checkpoint | None, 
         if not found.manifest.final:
             manifest.write(job.model_dir, dataclasses.replace(found.manifest, final=True))
         return reached
+    with opened(made, config, found=found, hooks=job.hooks, stop_event=stop_event) as master:
+        _loop(master, step, reached)
+    reached.stopped_by = master.stopped_by or 'hook'
+    return reached
+
+
+@contextlib.contextmanager
+def opened(
+    made: program.Program,
+    config: config_lib.Config,
+    *,
+    found: manifest.Checkpoint | None = None,
+    hooks: Sequence[tf.train.SessionRunHook] = (),
+    stop_event: threading.Event | None = None,
+) -> Iterator[session.MasterSession]:
+    """The master session of a program with all its hooks, its variables set; the body makes the steps.
+
+    Args:
+      made: what to run; its graph is finalised here.
+      config: `model_dir`, reports and checkpoints.
+      found: the checkpoint to go on from.
+      hooks: the user's.
+      stop_event: ends the steps when set.
+    """
+    step, model_dir = made.step, str(config.model_dir)
     meaning = record.semantics(config, towers=len(made.placement.towers), total_steps=made.total_steps)
-    record.write(job.model_dir, config, meaning)
+    record.write(model_dir, config, meaning)
     with made.graph.as_default(), tf.device(made.placement.parameter_device):
         facts = saver.Facts(step.input.fingerprint, meaning)
-        keeper = saver.Saver(step.saved, step.input.position, config=config, model_dir=job.model_dir, facts=facts)
+        keeper = saver.Saver(step.saved, step.input.position, config=config, model_dir=model_dir, facts=facts)
         initialize = _initializer(made, found, config)
     with contextlib.ExitStack() as closing:
         closing.callback(keeper.close, _CLOSE_SECS)
         # Whatever ends the run but a signal ends it for good. Saving comes last: what it saves has passed every hook.
         saving = checkpointing.CheckpointHook(keeper, step.step, config=config, final=lambda: master.stopped_by != 'signal')
-        hooks = (*_stopping(made, config, stop_event), *job.hooks, *_reporting(made, config, closing), saving)
-        master = session.MasterSession(made.graph, hooks, proto=made.proto, initialize=initialize, ended=step.input.ended)
+        stopping = _stopping(made, config, stop_event or threading.Event())
+        every_hook = (*stopping, *hooks, *_reporting(made, config, closing), saving)
+        master = session.MasterSession(made.graph, every_hook, proto=made.proto, initialize=initialize, ended=step.input.ended)
         with master:
-            _loop(master, step, reached)
-    reached.stopped_by = master.stopped_by or 'hook'
-    return reached
+            yield master
 
 
 def _loop(master: session.MasterSession, step: structs.TrainStep, reached: _Reached) -> None:
