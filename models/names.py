@@ -9,7 +9,7 @@ T = TypeVar('T')
 
 def hint(name: str, known: Mapping[str, object]) -> str:
     """'; did you mean a or b?' for the known names near `name`, '' where none is near."""
-    near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=2)
     return f'; did you mean {" or ".join(near)}?' if near else '.'
 
 

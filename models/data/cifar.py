@@ -113,11 +113,11 @@ def _checked(layout: _Layout, place: pathlib.Path, names: tuple[str, ...]) -> tu
 
 
 def _dataset(paths: tuple[str, ...], labels: int, *, examples: int, seed: int | None) -> tf.data.Dataset:
-    records = tf.data.FixedLengthRecordDataset(list(paths), labels + _PIXELS)
-    return splits.pipeline(records, functools.partial(_decode, labels=labels), examples=examples, seed=seed)
+    records = splits.shuffled(tf.data.FixedLengthRecordDataset(list(paths), labels + _PIXELS), examples, seed=seed)
+    return splits.decoded(records, functools.partial(_decode, labels=labels), examples=examples)
 
 
-def _decode(record: tf.Tensor, *, labels: int) -> dict[str, tf.Tensor]:
-    values = tf.io.decode_raw(record, tf.uint8)
-    pixels = tf.transpose(tf.reshape(values[labels:], [3, 32, 32]), [1, 2, 0])
-    return {'image': splits.scaled(pixels), 'label': tf.cast(values[labels - 1], tf.int64)}
+def _decode(records: tf.Tensor, *, labels: int) -> dict[str, tf.Tensor]:
+    values = tf.ensure_shape(tf.io.decode_raw(records, tf.uint8), [None, labels + _PIXELS])
+    pixels = tf.transpose(tf.reshape(values[:, labels:], [-1, 3, 32, 32]), [0, 2, 3, 1])  # [block, H, W, C]
+    return {'image': splits.scaled(pixels), 'label': tf.cast(values[:, labels - 1], tf.int64)}

@@ -57,7 +57,7 @@ def read(path: pathlib.Path) -> Content:
     data = bytearray()
     with gzip.open(path) as stream:
         try:
-            while chunk := stream.read(1 << 20):
+            while chunk := stream.read1(1 << 20):  # read1 keeps what came before the damage
                 data += chunk
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             return Content(path, bytes(data), f'{type(error).__name__}: {error}'.rstrip('.'))

@@ -69,7 +69,8 @@ def _read(place: pathlib.Path, stem: str, *, axes: int) -> tuple[files.Content, 
     names = [f'{stem}{mark}idx{axes}-ubyte{packed}' for packed in ('', '.gz') for mark in '-.']
     content = files.read(files.find(place, names, remedy='put the four files of the set there, with these names'))
     header = np.frombuffer(content.data[: _header(axes)], np.uint8)
-    files.check(content, len(header) == _header(axes), expected=f'a header of {_header(axes)} bytes and the values')
+    if len(header) < _header(axes):
+        files.check(content, False, expected=f'a header of {_header(axes)} bytes and the values')
     magic, *sizes = (int(value) for value in header.view('>u4'))
     if magic != 0x800 + axes:
         raise ValueError(
@@ -86,8 +87,8 @@ def _read(place: pathlib.Path, stem: str, *, axes: int) -> tuple[files.Content, 
 def _dataset(pair: _Pair, *, seed: int | None) -> tf.data.Dataset:
     images = _records(pair.images, math.prod(pair.size), axes=3)
     labels = _records(pair.labels, 1, axes=1)
-    decode = functools.partial(_decode, size=pair.size)
-    return splits.pipeline(tf.data.Dataset.zip((images, labels)), decode, examples=pair.examples, seed=seed)
+    records = splits.shuffled(tf.data.Dataset.zip((images, labels)), pair.examples, seed=seed)
+    return splits.decoded(records, functools.partial(_decode, size=pair.size), examples=pair.examples)
 
 
 def _records(path: pathlib.Path, size: int, *, axes: int) -> tf.data.Dataset:
@@ -95,6 +96,6 @@ def _records(path: pathlib.Path, size: int, *, axes: int) -> tf.data.Dataset:
     return tf.data.FixedLengthRecordDataset(str(path), size, header_bytes=_header(axes), compression_type=compression)
 
 
-def _decode(image: tf.Tensor, label: tf.Tensor, *, size: tuple[int, int]) -> dict[str, tf.Tensor]:
-    pixels = tf.reshape(tf.io.decode_raw(image, tf.uint8), [*size, 1])
-    return {'image': splits.scaled(pixels), 'label': tf.cast(tf.io.decode_raw(label, tf.uint8)[0], tf.int64)}
+def _decode(images: tf.Tensor, labels: tf.Tensor, *, size: tuple[int, int]) -> dict[str, tf.Tensor]:
+    pixels = tf.reshape(tf.io.decode_raw(images, tf.uint8), [-1, *size, 1])  # [block, H, W, 1]
+    return {'image': splits.scaled(pixels), 'label': tf.cast(tf.io.decode_raw(labels, tf.uint8)[:, 0], tf.int64)}

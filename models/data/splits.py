@@ -6,6 +6,7 @@ from collections.abc import Callable
 import tensorflow.compat.v1 as tf
 
 SHUFFLE_BUFFER = 10000  # the buffer travels in each checkpoint, so it holds undecoded records and is kept modest
+LARGEST_BLOCK = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,20 +31,27 @@ class Splits:
     test_examples: int
 
 
-def pipeline(
-    records: tf.data.Dataset, decode: Callable[..., dict[str, tf.Tensor]], *, examples: int, seed: int | None
-) -> tf.data.Dataset:
-    """Decoded examples of `records`, of known cardinality and with a state that a checkpoint can hold.
+def shuffled(records: tf.data.Dataset, examples: int, *, seed: int | None) -> tf.data.Dataset:
+    """The records in an order drawn from `seed`, another in each pass; None keeps their order."""
+    return records if seed is None else records.shuffle(min(examples, SHUFFLE_BUFFER), seed=seed)
+
+
+def decoded(records: tf.data.Dataset, decode: Callable[..., dict[str, tf.Tensor]], *, examples: int) -> tf.data.Dataset:
+    """Examples of `records`, decoded a block at a time, which costs a sixth of decoding one by one.
+
+    tf.data's batch and parallel map read ahead, and a batch that has met the end of its input forgets it: a position
+    saved then goes on with another shuffle in the next pass. So a block's size divides the number of examples, and
+    decoding stands in a flat_map, which never reads ahead.
 
     Args:
-      records: undecoded records, cheap to keep in a shuffle buffer.
-      decode: function from a record to an example; without state.
+      records: one example each.
+      decode: function from records [block, ...] to examples [block, ...]; without state.
       examples: number of records.
-      seed: shuffles, differently in each pass; None keeps the order.
     """
-    if seed is not None:
-        records = records.shuffle(min(examples, SHUFFLE_BUFFER), seed=seed)
-    return records.map(decode, num_parallel_calls=tf.data.AUTOTUNE).apply(tf.data.experimental.assert_cardinality(examples))
+    block = max(size for size in range(1, LARGEST_BLOCK + 1) if examples % size == 0)
+    blocks = records.batch(block, drop_remainder=True)
+    made = blocks.flat_map(lambda *parts: tf.data.Dataset.from_tensor_slices(decode(*parts)))
+    return made.apply(tf.data.experimental.assert_cardinality(examples))
 
 
 def scaled(pixels: tf.Tensor) -> tf.Tensor:

@@ -44,7 +44,9 @@ def synthetic(
 
 
 def _dataset(decode: functools.partial, *, first: int, examples: int, seed: int | None) -> tf.data.Dataset:
-    return splits.pipeline(tf.data.Dataset.range(first, first + examples), decode, examples=examples, seed=seed)
+    numbers = splits.shuffled(tf.data.Dataset.range(first, first + examples), examples, seed=seed)
+    made = numbers.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
+    return made.apply(tf.data.experimental.assert_cardinality(examples))
 
 
 def _example(number: tf.Tensor, *, seed: int, shape: tuple[int, int, int], classes: int) -> dict[str, tf.Tensor]:
