@@ -19,6 +19,7 @@ from absl import logging
 from towers.checkpoint import files
 
 _FORMAT = 1
+_RESCANS = 100
 _LISTED = re.compile(r'ckpt-(\d+)\.(?:json|index|data-\d{5}-of-\d{5})')
 _PUBLISHED = re.compile(r'ckpt-(\d+)\.json')
 _UNFINISHED = re.compile(r'ckpt-(\d+)\.json\.tmp')
@@ -68,25 +69,19 @@ def prefix_of(model_dir: str, step: int) -> str:
 
 
 def write(model_dir: str, manifest: Manifest) -> None:
-    """Publishes `manifest`, or replaces the one of the same step, in one atomic and durable step."""
-    stage(model_dir, manifest)
-    commit(model_dir, manifest.step)
+    """Writes `manifest` beside its files, or replaces the one of the same step, in one atomic and durable step."""
+    _stage(model_dir, manifest)
+    _commit(model_dir, manifest.step)
 
 
-def stage(model_dir: str, manifest: Manifest) -> None:
-    """Writes `manifest` under its temporary name, which marks the files of its step as a writer's unfinished work."""
-    fields = {'format': _FORMAT, **dataclasses.asdict(manifest)}
-    content = json.dumps({**fields, 'crc32': zlib.crc32(_canonical(fields))}, indent=1, sort_keys=True)
-    with open(prefix_of(model_dir, manifest.step) + '.json.tmp', 'wb') as file:
-        files.write_through(file, content.encode())
+def publish(model_dir: str, manifest: Manifest) -> None:
+    """Gives the finished files `ckpt-<step>.tmp.*` of a manifest their real names, and publishes them with it."""
+    _stage(model_dir, manifest)
+    prefix = prefix_of(model_dir, manifest.step)
+    for name in manifest.files:
+        os.replace(prefix + '.tmp' + name.removeprefix(os.path.basename(prefix)), os.path.join(os.path.dirname(prefix), name))
     files.sync_folder(model_dir)
-
-
-def commit(model_dir: str, step: int) -> None:
-    """Publishes the checkpoint of `step` by giving its staged manifest the real name."""
-    path = prefix_of(model_dir, step) + '.json'
-    os.replace(path + '.tmp', path)
-    files.sync_folder(model_dir)
+    _commit(model_dir, manifest.step)
 
 
 def remove(model_dir: str, step: int) -> None:
@@ -185,35 +180,63 @@ class Reader:
     def __init__(self, model_dir: str):
         self._model_dir = os.path.abspath(model_dir)
         self._checked: dict[str, tuple[Any, str | None]] = {}
+        self._warned: set[tuple[str, str]] = set()
 
     def newest(self) -> Checkpoint | None:
-        """As `manifest.newest`."""
-        steps = sorted(_listed(self._model_dir), reverse=True)
-        for step in steps:
-            prefix = prefix_of(self._model_dir, step)
-            if self._check(prefix) is None:
-                try:
-                    return Checkpoint(step, prefix, read(prefix))
-                except ValueError:  # removed since it was checked
-                    continue
-        if not steps:
-            return None
-        reasons = '; '.join(f'ckpt-{step}: {self._check(prefix_of(self._model_dir, step))}' for step in steps[:5])
-        raise CheckpointError(
-            f'None of the {len(steps)} checkpoints in {self._model_dir} is whole ({reasons}); nothing was deleted. '
-            'Bring back a good copy, or choose another --model_dir to start anew.'
-        )
+        """As `manifest.newest`, also while a trainer publishes and removes others."""
+        for _ in range(_RESCANS):
+            listed, problems = _listed(self._model_dir), {}
+            for step in sorted(listed, reverse=True):
+                prefix = prefix_of(self._model_dir, step)
+                found, problem = self._check(prefix)
+                if found:
+                    return Checkpoint(step, prefix, found)
+                if _listed(self._model_dir).get(step) != listed[step]:
+                    break  # a writer removed or published it since the folder was listed
+                problems[prefix] = problem
+                self._warn(prefix, problem)
+            else:
+                self._refuse(problems)
+                return None
+        raise CheckpointError(f'The checkpoints in {self._model_dir} vanish faster than they can be read; keep more than one.')
 
-    def _check(self, prefix: str) -> str | None:
+    def _check(self, prefix: str) -> tuple[Manifest | None, str]:
         signature = _signature(prefix)
         known = self._checked.get(prefix)
-        if known and known[0] == signature:
-            return known[1]
-        problem = check(prefix)
-        if problem:
+        if known is None or known[0] != signature:
+            known = self._checked[prefix] = (signature, check(prefix))
+        try:
+            return (read(prefix), '') if known[1] is None else (None, known[1])
+        except ValueError as error:
+            return None, str(error)
+
+    def _warn(self, prefix: str, problem: str) -> None:
+        if (prefix, problem) not in self._warned:
+            self._warned.add((prefix, problem))
             logging.warning('Checkpoint %s is not whole and is passed over: %s.', prefix, problem)
-        self._checked[prefix] = (signature, problem)
-        return problem
+
+    def _refuse(self, problems: Mapping[str, str]) -> None:
+        if problems:
+            shown = '; '.join(f'{os.path.basename(prefix)}: {problem}' for prefix, problem in list(problems.items())[:5])
+            raise CheckpointError(
+                f'None of {len(problems)} checkpoints in {self._model_dir} is whole ({shown}); nothing was deleted. '
+                'Bring back a good copy, or give another --model_dir to start anew.'
+            )
+
+
+def _stage(model_dir: str, manifest: Manifest) -> None:
+    """Writes `manifest` under its temporary name, which marks the files of its step as a writer's unfinished work."""
+    fields = {'format': _FORMAT, **dataclasses.asdict(manifest)}
+    content = json.dumps({**fields, 'crc32': zlib.crc32(_canonical(fields))}, indent=1, sort_keys=True)
+    with open(prefix_of(model_dir, manifest.step) + '.json.tmp', 'wb') as file:
+        files.write_through(file, content.encode())
+    files.sync_folder(model_dir)
+
+
+def _commit(model_dir: str, step: int) -> None:
+    path = prefix_of(model_dir, step) + '.json'
+    os.replace(path + '.tmp', path)
+    files.sync_folder(model_dir)
 
 
 def _signature(prefix: str) -> Any:
@@ -229,11 +252,12 @@ def _signature(prefix: str) -> Any:
     return found
 
 
-def _listed(model_dir: str) -> set[int]:
-    """Steps that have a file of a checkpoint, but for those that a writer is publishing or removing."""
+def _listed(model_dir: str) -> dict[int, bool]:
+    """Step -> whether it has a manifest, of those that have any file, but for what a writer is publishing or removing."""
     names = set(files.names(model_dir))
     steps = {int(match[1]) for match in map(_LISTED.fullmatch, names) if match}
-    return {step for step in steps if f'ckpt-{step}.json' in names or f'ckpt-{step}.json.tmp' not in names}
+    published = {step: f'ckpt-{step}.json' in names for step in steps}
+    return {step: whole for step, whole in published.items() if whole or f'ckpt-{step}.json.tmp' not in names}
 
 
 def _remove_files(model_dir: str, step: int) -> None:

@@ -205,7 +205,6 @@ class Saver:
             logging.warning('Old checkpoints in %s were not removed: %s.', self._model_dir, _reason(error))
 
     def _publish(self, moment: _Moment, final: bool) -> None:
-        """Temporary files, their durable contents, a staged manifest, the real names, and the manifest last."""
         assert self._session is not None
         manifest.remove(self._model_dir, moment.step)
         prefix = manifest.prefix_of(self._model_dir, moment.step)
@@ -225,11 +224,7 @@ class Saver:
             input_fingerprint=self._facts.input_fingerprint if self._has_position else '',
             semantics=self._facts.semantics,
         )
-        manifest.stage(self._model_dir, facts)
-        for ending in _ENDINGS:
-            os.replace(prefix + '.tmp' + ending, prefix + ending)
-        files.sync_folder(self._model_dir)
-        manifest.commit(self._model_dir, moment.step)
+        manifest.publish(self._model_dir, facts)
 
     def _tidy(self) -> None:
         """Names the checkpoints to keep in TensorFlow's own state file, by relative paths, and removes the others."""

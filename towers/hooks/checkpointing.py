@@ -7,6 +7,7 @@ from typing import Protocol
 import tensorflow.compat.v1 as tf
 
 from towers import config as config_lib
+from towers.hooks import every
 
 
 class Saver(Protocol):
@@ -48,17 +49,15 @@ class CheckpointHook(tf.train.SessionRunHook):
     ):
         self._saver = saver
         self._step = step
-        self._config = config
         self._final = final
-        self._clock = clock
-        self._saved_step: int | None = None
-        self._saved_time = clock()
+        self._every = every.Every(config.save_steps, config.save_secs, clock)
+        self._owed = False
+        self._stepped = False
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        """Makes the saver ready and starts the clock."""
+        """Makes the saver ready."""
         del coord
         self._saver.prepare(session)
-        self._saved_time = self._clock()
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
         """Asks for the step."""
@@ -66,20 +65,14 @@ class CheckpointHook(tf.train.SessionRunHook):
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         """Saves when it is due."""
-        step = int(run_values.results)
-        if self._saved_step is None:
-            self._saved_step = step - 1
-        if self._due(step) and not self._saver.busy:
+        self._stepped = True
+        self._owed = self._every.due(int(run_values.results)) or self._owed
+        if self._owed and not self._saver.busy:
             self._saver.save(run_context.session)
-            self._saved_step, self._saved_time = step, self._clock()
+            self._owed = False
 
     def end(self, session: tf.Session) -> None:
-        """Saves the last step and waits until it is published."""
-        self._saver.save(session, final=self._final(), last=True)
-
-    def _due(self, step: int) -> bool:
-        steps, secs = self._config.save_steps, self._config.save_secs
-        assert self._saved_step is not None
-        if steps and step // steps > self._saved_step // steps:
-            return True
-        return bool(secs) and self._clock() - self._saved_time >= (secs or 0)
+        """Saves the last step and waits until it is published; a run that made no step and isn't done has nothing to save."""
+        final = self._final()
+        if self._stepped or final:
+            self._saver.save(session, final=final, last=True)
