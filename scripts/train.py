@@ -24,16 +24,11 @@ def main(values: flags.FlagValues) -> int:
     record = _flags.Record(values, model_dir)
     with _tensorboard.beside(model_dir, wanted=config.tensorboard):
         result = towers.train(work.model, work.dataset, config, eval_dataset=work.eval_dataset, hooks=(record,))
-    _main.print_table(
-        {
-            **result.evaluation,
-            'loss': result.loss,
-            'steps': f'{result.step} ({result.steps_run} in this run)',
-            'examples/s': round(result.examples_per_sec),
-            'run directory': model_dir,
-            'TensorBoard': _main.tensorboard_command(model_dir),
-        }
-    )
+    scores = {f'{config.eval_name} {name}': value for name, value in result.evaluation.items() if name not in ('step', 'examples')}
+    made = {'training loss': result.loss, 'examples/s': round(result.examples_per_sec)} if result.steps_run else {}
+    done = {'steps': f'{result.step} ({result.steps_run} in this run)', **made}
+    look = {'run directory': model_dir, 'TensorBoard': _main.tensorboard_command(model_dir)}
+    _main.print_table(scores | done | look)
     if result.stopped_by == 'signal':
         print('Stopped by a signal; run the same command again to go on.', file=sys.stderr)
         return _main.STOPPED

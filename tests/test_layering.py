@@ -10,7 +10,7 @@ L0 = {'structs', 'config', 'metrics', 'randomness', 'errors'}
 L2 = {'strategies'}
 L3 = {'program', 'training', 'evaluator', 'results', 'evaluation', 'companion', 'exporting'}
 # A stage is one file or one folder; a file here belongs to the stage it is named with.
-PARTS = {'fetching': 'session', 'signals': 'session', 'evaluator': 'evaluation', 'results': 'evaluation', 'companion': 'evaluation'}
+PARTS = {'gradients': 'build', 'writes': 'build', 'fetching': 'session', 'signals': 'session', 'evaluator': 'evaluation', 'results': 'evaluation', 'companion': 'evaluation'}
 LINES, TEST_LINES, BODY, ARGUMENTS, NESTING = 300, 450, 40, 5, 3
 BANNED = ('tensorflow.python', 'tensorflow.keras', 'keras', 'tf.keras', 'tf.layers', 'tf.contrib', 'tf.python')
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
