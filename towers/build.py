@@ -140,7 +140,8 @@ def _record(
 ) -> tuple[structs.TowerOutput, gradients.Slopes]:
     """Everything of one tower in training; called inside its scopes."""
     batch = source.batches[tower.index]
-    seen = writes.ancestors([output.loss.op])
+    loss: Any = output.loss
+    seen = writes.ancestors([loss.op])
     state = writes.read(tf.get_collection(tf.GraphKeys.UPDATE_OPS), seen)
     output, outside = _penalties(output, seen, batch)
     count = _weight(output, batch.examples)
@@ -191,17 +192,20 @@ def _penalties(
 ) -> tuple[structs.ModelOutput, tuple[tf.Tensor, ...]]:
     """Penalties that the loss does not contain; one that depends on the batch joins the tower's loss instead."""
     data = {leaf.op for leaf in tf.nest.flatten(batch.features, expand_composites=True)}
+    loss: Any = output.loss
     outside = []
     for penalty in tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES):
         if penalty.op in seen:
             continue
         if data & writes.ancestors([penalty.op]):
             if output.objectives:
-                raise ValueError(f'The penalty {penalty.op.name!r} depends on the batch and could be of any objective; add it to the loss of one.')
-            output = dataclasses.replace(output, loss=output.loss + tf.cast(penalty, output.loss.dtype))
+                raise ValueError(
+                    f'The penalty {penalty.op.name!r} depends on the batch and could be of any objective; add it to the loss of one.'
+                )
+            loss = loss + tf.cast(penalty, loss.dtype)
         else:
             outside.append(penalty)
-    return output, tuple(outside)
+    return dataclasses.replace(output, loss=loss), tuple(outside)
 
 
 def _require_gradients(outputs: Sequence[structs.TowerOutput]) -> None:
@@ -209,4 +213,5 @@ def _require_gradients(outputs: Sequence[structs.TowerOutput]) -> None:
     if not first.variables:
         raise ValueError('The model made no trainable variable; expected at least one tf.get_variable(..., trainable=True).')
     if all(g is None for output in outputs for g in output.gradients):
-        raise ValueError(f'No gradient of the loss {first.output.loss.op.name!r} reaches a trainable variable; it must depend on one.')
+        loss: Any = first.output.loss
+        raise ValueError(f'No gradient of the loss {loss.op.name!r} reaches a trainable variable; it must depend on one.')

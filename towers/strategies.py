@@ -23,11 +23,9 @@ def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics
 
     @contextlib.contextmanager
     def scope(tower: structs.Tower) -> Iterator[variables.Localise]:
-        def localise(variable: tf.Variable) -> tf.Variable:
-            return variable if _same(variable.device, tower.devices[0]) else variables.view(variable, tower.devices[0])
-
-        with _model_scope(tower, lambda trainable: parameter_device, seed, localise):
-            yield lambda variable: variable
+        with variables.seen_as(lambda variable: variables.view(variable, tower.devices[0])) as localise:
+            with _model_scope(tower, lambda trainable: parameter_device, seed, localise):
+                yield variables.original
 
     def spread(total: structs.Sum, outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
         return [structs.Update(parameter_device, variables.rooted, total.gradients, total.variables, total.state)]
@@ -53,15 +51,14 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
         def place(trainable: bool) -> str:
             return tower.devices[0] if trainable else parameter_device
 
-        if tower.index == 0:
-            with _model_scope(tower, place, seed, lambda variable: variable):
-                yield lambda variable: variable
-            return
-        canonical = tf.trainable_variables()
-        copies = {v.ref(): variables.copy(v, tower.index, tower.devices[0]) for v in canonical}
-        with _trainable([copies[v.ref()] for v in canonical]):
-            with _model_scope(tower, place, seed, lambda variable: copies[variable.ref()]):
-                yield lambda variable: copies[variable.ref()]
+        copies = {v.ref(): variables.copy(v, tower.index, tower.devices[0]) for v in tf.trainable_variables()} if tower.index else {}
+
+        def own(variable: tf.Variable) -> tf.Variable:
+            return copies.get(variable.ref(), variable)
+
+        with variables.seen_as(lambda v: variables.view(own(v), tower.devices[0], v.name)) as localise:
+            with _model_scope(tower, place, seed, localise):
+                yield lambda variable: own(variables.original(variable))
 
     def spread(total: structs.Sum, outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
         return [
@@ -85,10 +82,6 @@ def _reducer(device: str, statistics: Statistics) -> Callable[[Sequence[structs.
     return lambda outputs: [central.total(outputs, device=device, statistics=statistics)]
 
 
-def _same(device: str, other: str) -> bool:
-    return tf.DeviceSpec.from_string(device).to_string() == tf.DeviceSpec.from_string(other).to_string()
-
-
 @contextlib.contextmanager
 def _model_scope(tower: structs.Tower, place: Callable[[bool], str], seed: int, localise: variables.Localise) -> Iterator[None]:
     first = tower.index == 0
@@ -97,15 +90,3 @@ def _model_scope(tower: structs.Tower, place: Callable[[bool], str], seed: int, 
     with variables.creating(place=place, prefix=f'{tower.scope}/', first=first):
         with tf.variable_scope(tf.get_variable_scope(), reuse=reuse, custom_getter=getter):
             yield
-
-
-@contextlib.contextmanager
-def _trainable(copies: Sequence[tf.Variable]) -> Iterator[None]:
-    """While a tower with copies is built, `tf.trainable_variables()` are its copies, as a one-tower model expects."""
-    collection = tf.get_default_graph().get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
-    canonical = list(collection)
-    collection[:] = copies
-    try:
-        yield
-    finally:
-        collection[:] = canonical

@@ -65,7 +65,9 @@ def make(
       (the step's operation, `report` with step, examples and examples_seen added, the operation that sets all copies
       from the canonical variables)
     """
-    readers = [*report.values(), count.step, count.examples, tf.get_default_graph().as_graph_element(count.global_step)]
+    writes = [w for update in updates for w in update.state]
+    counts = [count.step, count.examples, tf.get_default_graph().as_graph_element(count.global_step)]
+    readers = [*report.values(), *counts, *[w.value for w in writes]]
     made: list[list[tf.Variable]] = []
 
     def change() -> tf.Operation:
@@ -77,9 +79,7 @@ def make(
                     scopes.enter_context(_recording(slots))
                 applied.append(apply(update, readers))
             made.append(slots)
-        with tf.control_dependencies(applied), tf.name_scope('state'):
-            written = [write(w) for update in updates for w in update.state]
-        with tf.control_dependencies([*applied, *written]), tf.name_scope('count'):
+        with tf.control_dependencies([*applied, *_written(writes, applied)]), tf.name_scope('count'):
             return tf.group(
                 count.global_step.assign_add(1, read_value=False),
                 count.examples_seen.assign_add(total.examples, read_value=False),
@@ -97,10 +97,16 @@ def make(
     return operation, {**counted, **report}, _sync(updates, made)
 
 
-def write(state: structs.StateWrite) -> tf.Operation:
-    """Makes the one write of a moving statistic, on its variable's device."""
-    with tf.device(state.variable.device):
-        return getattr(state.variable, state.kind)(state.value, read_value=False)
+def _written(writes: Sequence[structs.StateWrite], applied: Sequence[tf.Operation]) -> list[tf.Operation]:
+    """The writes of moving statistics after the update, each on its variable's device, those of one variable in order."""
+    last: dict[str, tf.Operation] = {}
+    with tf.name_scope('state'):
+        for write in writes:
+            variable, name = write.variable, write.variable.handle.name
+            before = [last[name]] if name in last else applied
+            with tf.device(variable.device), tf.control_dependencies(before):
+                last[name] = getattr(variable, write.kind)(write.value, read_value=False)
+    return list(last.values())
 
 
 def saved() -> dict[str, tf.Variable]:

@@ -17,32 +17,38 @@ from towers import randomness
 Localise = Callable[[tf.Variable], tf.Variable]
 
 
-def view(variable: tf.Variable, device: str) -> tf.Variable:
-    """The same variable, whose dense value crosses to `device` once however often it is used.
+def view(variable: tf.Variable, device: str, name: str | None = None) -> tf.Variable:
+    """The same variable, whose dense value crosses to `device` once a step however often it is used.
 
     The view stays a variable: `assign` writes the original, and gathers go to the table itself, so that a table is
-    never read whole. The read is made when the value is first asked for.
+    never read whole. It equals the original, in sets too. The read is made when the value is first asked for.
 
     Args:
       variable: a dense resource variable.
       device: device string of the reader.
+      name: what the view calls itself, as TensorFlow does with ':0'; None = the variable's name.
     """
-    graph = tf.get_default_graph()
 
     @functools.cache
     def value() -> tf.Tensor:
         # The first use may lie inside a function or a branch, whose tensors nobody else can use: read outside it.
-        with graph.as_default(), tf.control_dependencies(None), tf.name_scope(None), tf.device(None), tf.device(device):
+        with variable.graph.as_default(), tf.control_dependencies(None), tf.name_scope(None), tf.device(None), tf.device(device):
             return tf.identity(variable.read_value(), name=f'{variable.op.name}/to_tower')
 
-    kind = _view_class(type(variable))
+    original_type: Any = type(variable)
+    kind = _view_class(original_type)
     made = kind.__new__(kind)
-    made.__dict__.update(variable.__dict__, _towers_value=value)
+    made.__dict__.update(variable.__dict__, _towers_value=value, _towers_name=name or variable.name, _towers_original=variable)
     return made
 
 
+def original(variable: tf.Variable) -> tf.Variable:
+    """The variable behind a view, or the variable itself."""
+    return getattr(variable, '_towers_original', variable)
+
+
 @functools.cache
-def _view_class(kind: type) -> type:
+def _view_class(kind: Any) -> Any:
     def beside_table(method: str) -> Callable[..., tf.Tensor]:
         def gather(self: Any, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
             # The table's rows are gathered, and their gradient made, where it lives: only rows travel.
@@ -53,11 +59,44 @@ def _view_class(kind: type) -> type:
 
     overrides = {
         'value': lambda self: self._towers_value(),
+        'name': property(lambda self: self._towers_name),
         'sparse_read': beside_table('sparse_read'),
         'gather_nd': beside_table('gather_nd'),
+        '__eq__': lambda self, other: getattr(other, 'handle', None) is self.handle,
+        '__ne__': lambda self, other: getattr(other, 'handle', None) is not self.handle,
+        '__hash__': lambda self: hash(self._towers_original),
     }
-    made = type('TowerVariable', (kind,), overrides)
+    made: Any = type('TowerVariable', (kind,), overrides)
     return made
+
+
+@contextlib.contextmanager
+def seen_as(look: Callable[[tf.Variable], tf.Variable]) -> Iterator[Localise]:
+    """While a tower is built, its trainable variables are what `look` makes of the canonical ones, one object for each.
+
+    That holds for the result, which maps a canonical variable, and for what `tf.trainable_variables()` returns. A model
+    that compares the two, or asks by name or scope, finds what a one-tower program would.
+
+    Args:
+      look: from a canonical trainable variable to what the tower's model uses.
+    """
+    collection = tf.get_default_graph().get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
+    looks: dict[Any, tf.Variable] = {}
+
+    def localise(variable: tf.Variable) -> tf.Variable:
+        if variable.ref() not in looks:
+            looks[variable.ref()] = look(variable)
+            collection[:] = [looks.get(v.ref(), v) for v in collection]
+        return looks[variable.ref()]
+
+    canonical = list(collection)
+    for variable in canonical:
+        localise(variable)
+    try:
+        yield localise
+    finally:
+        known = len(canonical)
+        collection[:] = [*canonical, *[original(v) for v in collection[known:]]]
 
 
 def getter(*, seed: int, localise: Localise) -> Callable[..., tf.Variable]:
@@ -65,7 +104,7 @@ def getter(*, seed: int, localise: Localise) -> Callable[..., tf.Variable]:
 
     Args:
       seed: the run's seed; initial weights depend on it and on the variable's name alone.
-      localise: from the canonical variable to what this tower's model uses.
+      localise: from a canonical trainable variable to what this tower's model uses.
     """
 
     def get(getter: Callable[..., tf.Variable], name: str, *args: Any, **kwargs: Any) -> tf.Variable:
@@ -196,10 +235,11 @@ def local() -> Iterator[None]:
 
 
 def copy(variable: tf.Variable, tower: int, device: str) -> tf.Variable:
-    """A local copy of a canonical variable for one tower, zero until the first sync."""
+    """A local copy of a canonical variable for one tower, zero until the first sync; it stays in the variable's name scope."""
+    scope, _, name = variable.op.name.rpartition('/')
     with local(), tf.device(None), tf.device(device):
         return tf.Variable(
             lambda: tf.zeros(variable.shape, variable.dtype.base_dtype),
-            name=f'replica_{tower}/{variable.op.name}',
+            name='/'.join(part for part in (scope, f'replica_{tower}', name) if part),
             use_resource=True,
         )

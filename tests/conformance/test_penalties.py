@@ -1,12 +1,12 @@
 """Law 8: regularisation counts once, however the model spells it, whatever the strategy and the number of towers."""
 
+import harness
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-
-import harness
-import towers
 from harness import FP32_SAME_ORDER
+
+import towers
 
 
 def l2(variable):

@@ -1,5 +1,6 @@
 """The towers' outputs added on one device: the classic way, deterministic in its order."""
 
+import collections
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -80,14 +81,37 @@ def _weighted_loss(output: structs.TowerOutput) -> tf.Tensor:
 
 
 def _state(outputs: Sequence[structs.TowerOutput], examples: tf.Tensor, statistics: str) -> tuple[structs.StateWrite, ...]:
-    """One write for each of tower 0's, its value the towers' mean weighted by examples."""
-    writes = []
-    for index, write in enumerate(outputs[0].state):
+    """One write for each of tower 0's, its value the towers' mean weighted by examples; what isn't a float is tower 0's.
+
+    Raises:
+      ValueError: the towers write different variables.
+    """
+    towers = [_by_target(output.state) for output in outputs]
+    for output, writes in zip(outputs, towers, strict=True):
+        if differing := writes.keys() ^ towers[0].keys():
+            names = ', '.join(sorted(f'{name!r} ({kind})' for name, kind, _ in differing))
+            raise ValueError(
+                f'{output.tower.scope} and {outputs[0].tower.scope} update different state: {names}; '
+                'expected the same updates of the same variables in each tower.'
+            )
+    made = []
+    for target, write in towers[0].items():
         value = write.value
         if statistics == 'mean' and value.dtype.is_floating and len(outputs) > 1:
-            value = _add([_share(output, output.state[index].value, examples) for output in outputs])
-        writes.append(structs.StateWrite(write.variable, write.kind, value))
-    return tuple(writes)
+            value = _add([_share(output, writes[target].value, examples) for output, writes in zip(outputs, towers, strict=True)])
+        made.append(structs.StateWrite(write.variable, write.kind, value))
+    return tuple(made)
+
+
+def _by_target(state: Sequence[structs.StateWrite]) -> dict[tuple[str, str, int], structs.StateWrite]:
+    """A tower's writes by variable, kind and how many there were before of the same."""
+    seen: collections.Counter[tuple[str, str]] = collections.Counter()
+    found = {}
+    for write in state:
+        key = (write.variable.op.name, write.kind)
+        found[(*key, seen[key])] = write
+        seen[key] += 1
+    return found
 
 
 def _share(output: structs.TowerOutput, value: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
