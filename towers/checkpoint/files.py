@@ -7,7 +7,7 @@ from typing import BinaryIO
 _CHUNK = 4 << 20
 
 
-def write_file(path: str, content: bytes) -> None:
+def write(path: str, content: bytes) -> None:
     """Replaces a file in one atomic and durable step."""
     with open(path + '.tmp', 'wb') as file:
         write_through(file, content)

@@ -104,6 +104,7 @@ class Saver:
         step = int(session.run(self._tried)[0])
         # Checkpoints of later steps are not this run's past: it started from this one because those were bad.
         self._distrusted = {found.step for found in manifest.all(self._model_dir) if found.step > step}
+        self._tidy()
         self._take = session.make_callable([self._snapshot.take, *self._now])
         self._write_files = None
         self._session = session
@@ -199,10 +200,7 @@ class Saver:
         self._published = moment.step
         self._distrusted.discard(moment.step)
         logging.info('Saved checkpoint %s in %.2f s.', self.newest, time.monotonic() - start)
-        try:
-            self._tidy()
-        except OSError as error:
-            logging.warning('Old checkpoints in %s were not removed: %s.', self._model_dir, _reason(error))
+        self._tidy()
 
     def _publish(self, moment: _Moment, final: bool) -> None:
         assert self._session is not None
@@ -229,14 +227,19 @@ class Saver:
     def _tidy(self) -> None:
         """Names the checkpoints to keep in TensorFlow's own state file, by relative paths, and removes the others."""
         found = [each for each in manifest.all(self._model_dir) if each.step not in self._distrusted]
-        best = retention.best_step(self._model_dir, self._config.keep_best, [each.step for each in found])
-        steps = retention.kept(found, config=self._config, best=best)
-        names = [f'ckpt-{step}' for step in steps]
-        state = tf.train.generate_checkpoint_state_proto(self._model_dir, names[-1], all_model_checkpoint_paths=names)
-        files.write_file(os.path.join(self._model_dir, 'checkpoint'), text_format.MessageToString(state).encode())
-        for each in found:
-            if each.step not in steps:
-                manifest.remove(self._model_dir, each.step)
+        if not found:
+            return
+        try:
+            best = retention.best_step(self._model_dir, self._config.keep_best, [each.step for each in found])
+            steps = retention.kept(found, config=self._config, best=best)
+            names = [f'ckpt-{step}' for step in steps]
+            state = tf.train.generate_checkpoint_state_proto(self._model_dir, names[-1], all_model_checkpoint_paths=names)
+            files.write(os.path.join(self._model_dir, 'checkpoint'), text_format.MessageToString(state).encode())
+            for each in found:
+                if each.step not in steps:
+                    manifest.remove(self._model_dir, each.step)
+        except OSError as error:
+            logging.warning('The list of checkpoints in %s was not brought up to date: %s.', self._model_dir, _reason(error))
 
     def _discard(self, step: int) -> None:
         try:
