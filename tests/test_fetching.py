@@ -29,19 +29,25 @@ def test_a_tensor_that_is_asked_for_twice_is_computed_once(tensors):
     assert fetch([(v['n'],), Pair(v['n'], v['a'])]) == [(2,), Pair(2, 1.0)]
 
 
-def test_a_structure_that_changes_is_another_one(tensors):
+@pytest.mark.parametrize('kind', [dict, collections.OrderedDict, lambda values: collections.defaultdict(list, values)])
+def test_a_structure_that_changes_is_another_one(tensors, kind):
     session, v = tensors
-    fetcher, asked = fetching.Fetcher(session), {'x': v['a']}
+    fetcher, asked = fetching.Fetcher(session), kind({'x': v['a']})
     assert fetcher.fetch([asked]) == [{'x': 1.0}]
     asked['y'] = v['c']
     assert fetcher.fetch([asked]) == [{'x': 1.0, 'y': b'text'}]
     del asked['x']
     assert fetcher.fetch([asked]) == [{'y': b'text'}]
-    row = [v['a'], v['c']]
+
+
+@pytest.mark.parametrize('kind', [list, type('Row', (list,), {})])
+def test_a_list_that_changes_is_another_one(tensors, kind):
+    session, v = tensors
+    fetcher, row = fetching.Fetcher(session), kind([v['a'], v['c']])
     assert fetcher.fetch([row]) == [[1.0, b'text']]
     row.reverse()
     assert fetcher.fetch([row]) == [[b'text', 1.0]]
-    nested = ([v['a']], v['c'])
+    nested = (kind([v['a']]), v['c'])
     assert fetcher.fetch([nested]) == [([1.0], b'text')]
     nested[0][0] = v['c']
     assert fetcher.fetch([nested]) == [([b'text'], b'text')]

@@ -22,37 +22,44 @@ class Fetcher:
         self._session = session
         self._plans: dict[Any, _Plan] = {}
         self._leaf_types: set[type] = set()  # so that the hot path tells a tensor from a structure by one look-up
-        self._constant: set[int] = set()  # ids of tuples of leaves, which can't change
+        self._constant: set[int] = set()  # ids of tensors and of tuples of them, which can't change and are kept by a plan
 
     def fetch(self, asked: Sequence[Any], options: tf.RunOptions | None = None, metadata: tf.RunMetadata | None = None) -> list[Any]:
         """Runs once and returns the values of each structure in `asked`, in the same form.
+
+        It is fastest where each of them is a tensor, or a tuple of tensors and operations that is the same one each time.
 
         Args:
           asked: fetch structures; a tensor that is in several is fetched once.
           options: of this run; None = none, and no metadata.
           metadata: is filled in where there are options.
         """
-        key = tuple([self._signature(structure) for structure in asked])
-        plan = self._plans.get(key) or self._make(key, asked)
+        plan = self._plans.get(self._key(asked)) or self._make(asked)
         flat = plan.step(options=options, run_metadata=metadata) if options else plan.step()
         return [build(flat) for build in plan.builders]
 
-    def _make(self, key: Any, asked: Sequence[Any]) -> '_Plan':
+    def _key(self, asked: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple([id(part) if id(part) in self._constant else self._signature(part) for part in asked])
+
+    def _make(self, asked: Sequence[Any]) -> '_Plan':
         if len(self._plans) >= _MOST_PLANS:
             self._plans.clear()
             self._constant.clear()
-        plan = self._plans[key] = _Plan(self._session, asked)
-        self._leaf_types.update({type(leaf) for leaf in plan.leaves} - {str})
-        self._constant.update(id(part) for part in asked if isinstance(part, tuple) and self._leaf_types.issuperset(map(type, part)))
-        return self._plans.setdefault(tuple([self._signature(structure) for structure in asked]), plan)
+        plan = self._plans[self._key(asked)] = _Plan(self._session, asked)
+        self._leaf_types.update(type(leaf) for leaf in plan.leaves if not isinstance(leaf, str | dict | list | tuple))
+        self._constant.update(id(part) for part in asked if self._is_constant(part))
+        return self._plans.setdefault(self._key(asked), plan)  # the key of the next call, if it asks for the same objects
+
+    def _is_constant(self, structure: Any) -> bool:
+        return type(structure) in self._leaf_types or (isinstance(structure, tuple) and self._leaf_types.issuperset(map(type, structure)))
 
     def _signature(self, structure: Any) -> Any:
         kind = type(structure)
-        if kind in self._leaf_types or id(structure) in self._constant:
-            return id(structure)  # the plan keeps it alive, so that its id stays its own
-        if kind in _MAPPINGS:
+        if kind in self._leaf_types:
+            return id(structure)
+        if isinstance(structure, dict):
             return kind, *structure, *[id(part) if type(part) in self._leaf_types else self._signature(part) for part in structure.values()]
-        if _is_sequence(structure):
+        if isinstance(structure, list | tuple):
             return kind, *[id(part) if type(part) in self._leaf_types else self._signature(part) for part in structure]
         return structure if kind is str else id(structure)
 

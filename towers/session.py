@@ -83,7 +83,8 @@ class MasterSession(contextlib.AbstractContextManager):
             self._initialize(self._session)
             for hook in self._hooks:
                 hook.after_create_session(self._session, self._coordinator)
-                self._note_stop(hook, self._coordinator.should_stop())
+                if self._coordinator.should_stop():
+                    self._note_stop(hook)
             undo.pop_all()
         return self
 
@@ -99,7 +100,8 @@ class MasterSession(contextlib.AbstractContextManager):
           Exception: what a thread reported to the coordinator.
         """
         self._coordinator.raise_requested_exception()
-        self._note_stop(None, self._coordinator.should_stop())
+        if self._coordinator.should_stop():
+            self._note_stop(None)
         return self._stopped_by is not None
 
     def run(self, fetches: Any) -> Any:
@@ -120,8 +122,9 @@ class MasterSession(contextlib.AbstractContextManager):
             raise RuntimeError(f'run() was called though the session should stop (by {self._stopped_by}); ask should_stop() before it.')
         context = tf.train.SessionRunContext(tf.train.SessionRunArgs(fetches), self._session)
         requests = self._before_run(context)
-        asked = [fetches, *[request.fetches for request in requests if request and request.fetches is not None]]
-        feeds, options = _merge(requests)
+        made = [request for request in requests if request is not None]
+        asked = [fetches, *[request.fetches for request in made if request.fetches is not None]]
+        feeds, options = _merge(made)
         metadata = tf.RunMetadata()
         results = self._step(asked, feeds, options, metadata)
         self._after_run(context, requests, results[1:], (options or tf.RunOptions(), metadata))
@@ -146,26 +149,29 @@ class MasterSession(contextlib.AbstractContextManager):
         try:
             for hook in self._hooks:
                 requests.append(hook.before_run(context))
-                self._note_stop(hook, context.stop_requested)
+                if context.stop_requested:
+                    self._note_stop(hook)
         except StopIteration:
-            self._note_stop(hook, True)
+            self._note_stop(hook)
             raise
         return requests
 
     def _after_run(self, context: Any, requests: Sequence[Any], results: Sequence[Any], about: tuple[Any, Any]) -> None:
         answers = iter(results)
+        options, metadata = about
         hook = None
         try:
             for hook, request in zip(self._hooks, requests, strict=True):
-                answer = next(answers) if request and request.fetches is not None else None
-                hook.after_run(context, tf.train.SessionRunValues(answer, *about))
-                self._note_stop(hook, context.stop_requested)
+                answer = None if request is None or request.fetches is None else next(answers)
+                hook.after_run(context, tf.train.SessionRunValues(answer, options, metadata))
+                if context.stop_requested:
+                    self._note_stop(hook)
         except StopIteration:
-            self._note_stop(hook, True)
+            self._note_stop(hook)
             raise
 
-    def _note_stop(self, hook: Any, stop: bool) -> None:
-        if stop and self._stopped_by is None:
+    def _note_stop(self, hook: Any) -> None:
+        if self._stopped_by is None:
             self._stopped_by = getattr(hook, 'stopped_by', 'hook')
 
     def _step(self, asked: list[Any], feeds: dict[Any, Any], options: tf.RunOptions | None, metadata: tf.RunMetadata) -> list[Any]:
@@ -209,13 +215,13 @@ class MasterSession(contextlib.AbstractContextManager):
             logging.exception('A thread of a hook failed too.')
 
 
-def _merge(requests: Sequence[tf.train.SessionRunArgs | None]) -> tuple[dict[Any, Any], tf.RunOptions | None]:
+def _merge(requests: Sequence[tf.train.SessionRunArgs]) -> tuple[dict[Any, Any], tf.RunOptions | None]:
     """The feeds of all hooks, and the strongest of the options that they ask for; None where none asks.
 
     Raises:
       RuntimeError: two hooks feed the same tensor.
     """
-    special = [request for request in requests if request and (request.feed_dict or request.options)]
+    special = [request for request in requests if request.feed_dict or request.options]
     if not special:
         return {}, None
     feeds: dict[Any, Any] = {}
