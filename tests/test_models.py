@@ -26,7 +26,7 @@ def _sizes(variables):
 
 def _lenet_size(shape, classes):
     height, width, channels = shape
-    rows, columns = -(-(-(-height // 2)) // 2), -(-(-(-width // 2)) // 2)
+    rows, columns = (height + 3) // 4, (width + 3) // 4
     return 25 * channels * 32 + 32 + 25 * 32 * 64 + 64 + rows * columns * 64 * 512 + 512 + 512 * classes + classes
 
 
@@ -81,7 +81,8 @@ def test_the_loss_falls(name, shape):
 
 def test_batch_norm_takes_the_moving_values_in_evaluation():
     with tf.Graph().as_default():
-        trained, evaluated = (_output(models.build('resnet20'), shape=(8, 8, 1), training=t) for t in (True, False))
+        tf.set_random_seed(1)
+        trained, evaluated = (_output(models.build('resnet20'), shape=(12, 12, 1), training=t, batch=16) for t in (True, False))
         updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
@@ -89,9 +90,9 @@ def test_batch_norm_takes_the_moving_values_in_evaluation():
             for _ in range(2):
                 first, second = session.run([trained.predictions['probability'], evaluated.predictions['probability']])
                 gaps.append(abs(first - second).max())
-                for _ in range(120):
+                for _ in range(60):
                     session.run(updates)
-    assert gaps[0] > 0.05 and gaps[1] < 0.2 * gaps[0]  # not 0: the moving variance divides by n - 1
+    assert gaps[0] > 0.05 and gaps[1] < 0.1 * gaps[0]  # not 0: the moving variance divides by n - 1
 
 
 @pytest.mark.parametrize('name', FAST)

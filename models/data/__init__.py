@@ -14,11 +14,11 @@ __all__ = ['DATASETS', 'Splits', 'load']
 Splits = splits.Splits
 
 DATASETS: dict[str, Callable[..., splits.Splits]] = {
-    'digits': digits.digits,
-    'idx': idx.idx,
+    'digits': digits.load,
+    'idx': idx.load,
     'cifar10': cifar.cifar10,
     'cifar100': cifar.cifar100,
-    'synthetic': synthetic.synthetic,
+    'synthetic': synthetic.load,
 }
 
 

@@ -13,7 +13,7 @@ _COLUMNS, _CLASSES, _INK = 65, 10, 16  # 64 pixels of 0..16 and the label
 _TEST_EVERY = 5
 
 
-def digits(data_dir: str | None = None, *, seed: int = 1) -> splits.Splits:
+def load(data_dir: str | None = None, *, seed: int = 1) -> splits.Splits:
     """1,437 training and 360 test digits; rows 0, 5, 10, ... of the file are the test set, images are in [0, 1].
 
     Args:

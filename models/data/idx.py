@@ -25,7 +25,7 @@ class _Pair:
     size: tuple[int, int]
 
 
-def idx(data_dir: str | None, *, seed: int = 1, classes: int = 10) -> splits.Splits:
+def load(data_dir: str | None, *, seed: int = 1, classes: int = 10) -> splits.Splits:
     """Grey images of any size from train-* and t10k-* files, plain or .gz; images are in [-1, 1].
 
     Args:

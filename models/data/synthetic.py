@@ -9,7 +9,7 @@ from models.data import splits
 _TEST = 1 << 40  # test examples have numbers that no training example has
 
 
-def synthetic(
+def load(
     data_dir: str | None = None,
     *,
     seed: int = 1,
