@@ -38,7 +38,7 @@ def main(values: flags.FlagValues) -> int:
         config = dataclasses.replace(_flags.to_config(values), model_dir=folder, train_steps=10**9)
         made = program.make(work.model, work.dataset, config)
         with open(os.devnull, 'w') as unread, contextlib.redirect_stdout(unread), training.opened(made, config) as master:
-            fetches = (*made.step.ops, made.step.report)
+            fetches = (*made.step.ops, *made.step.report.values())
             bare = master.raw_session().make_callable(fetches)
             sides: list[tuple[str, Callable[[], object]]] = [('towers', lambda: master.run(fetches)), ('bare callable', bare)]
             rates: dict[str, list[float]] = {name: [] for name, _ in sides}

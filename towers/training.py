@@ -170,14 +170,14 @@ def opened(
 
 def _loop(master: session.MasterSession, step: structs.TrainStep, reached: _Reached) -> None:
     """The steps; the rate leaves out the first, in which TensorFlow prepares itself."""
-    fetches = (*step.ops, step.report)
+    fetches = (*step.ops, step.step, step.report['examples_seen'], step.report['loss'])  # flat, which is the cheapest form
     started, first_examples = time.monotonic(), reached.examples
     try:
         while not master.should_stop():
-            report = master.run(fetches)[-1]
-            if math.isnan(reached.loss):
-                started, first_examples = time.monotonic(), int(report['examples_seen'])
-            reached.step, reached.examples, reached.loss = int(report['step']), int(report['examples_seen']), float(report['loss'])
+            *_, number, seen, loss = master.run(fetches)
+            if reached.step == reached.first_step:
+                started, first_examples = time.monotonic(), int(seen)
+            reached.step, reached.examples, reached.loss = int(number), int(seen), float(loss)
     finally:
         seconds = time.monotonic() - started
         reached.examples_per_sec = (reached.examples - first_examples) / seconds if seconds else 0.0
@@ -205,13 +205,12 @@ def _initializer(made: program.Program, found: manifest.Checkpoint | None, confi
 
 def _stopping(made: program.Program, config: config_lib.Config, stop_event: threading.Event) -> list[tf.train.SessionRunHook]:
     step = made.step
-    hooks: list[tf.train.SessionRunHook] = [stop.StopWhen(stop_event)]
-    if config.nan_policy == 'stop':
-        hooks.insert(0, nan.NanHook(step.report))
+    hooks: list[tf.train.SessionRunHook] = [nan.NanHook(step.report)] if config.nan_policy == 'stop' else []
     if made.total_steps is not None:
         hooks.append(stop.StopAtStep(made.total_steps, step=step.step, global_step=step.global_step))
     if config.train_secs is not None:
         hooks.append(stop.StopAfterSecs(config.train_secs))
+    hooks.append(stop.StopWhen(stop_event))  # last: a signal in the run's last step finds it done
     return hooks
 
 
