@@ -99,7 +99,7 @@ class OptimizerConfig(Section):
     optimizer: Literal[
         'sgd', 'momentum', 'nesterov', 'adam', 'adamw', 'rmsprop', 'adagrad', 'adagrad_da', 'adadelta', 'ftrl',
         'proximal_sgd', 'proximal_adagrad',
-    ] = option('momentum', "tf.train's optimizers by name; nesterov is momentum with look-ahead, adamw adam that wants --weight_decay")  # fmt: skip
+    ] = option('momentum', "tf.train's optimizers by name; nesterov is momentum with look-ahead, adamw adam that wants --weight_decay")  # fmt: skip  # noqa: E501
     learning_rate: float = option(0.05, 'learning rate before the schedule; never scaled by the number of towers')
     momentum: float = option(0.9, 'of momentum, nesterov and rmsprop')
     beta1: float = option(0.9, "decay of Adam's first moment")
