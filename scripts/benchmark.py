@@ -1,16 +1,13 @@
 """What the product costs over a bare prepared callable: python scripts/benchmark.py --num_gpus=4.
 
-Both run the same graph in the same session with the same fetches and input, in turn, so the machine's mood cancels.
+Both run the same graph in the same session with the same fetches and input, default hooks and checkpoints on one side.
 """
 
 import contextlib
 import dataclasses
 import os
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 
 sys.path[0:1] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))), os.getcwd()]
 from scripts import _start
@@ -18,7 +15,7 @@ from scripts import _start
 _start.load_tensorflow(sys.argv)
 from absl import flags
 
-from scripts import _flags, _main, _zoo
+from scripts import _flags, _main, _measure, _zoo
 from towers import program, training
 
 
@@ -37,23 +34,12 @@ def main(values: flags.FlagValues) -> int:
     with tempfile.TemporaryDirectory(prefix='towers-benchmark-') as folder:
         config = dataclasses.replace(_flags.to_config(values), model_dir=folder, train_steps=10**9)
         made = program.make(work.model, work.dataset, config)
+        # The progress lines are written, as in a training, to where nobody reads them.
         with open(os.devnull, 'w') as unread, contextlib.redirect_stdout(unread), training.opened(made, config) as master:
             fetches = (*made.step.ops, *made.step.report.values())
-            bare = master.raw_session().make_callable(fetches)
-            sides: list[tuple[str, Callable[[], object]]] = [('towers', lambda: master.run(fetches)), ('bare callable', bare)]
-            rates: dict[str, list[float]] = {name: [] for name, _ in sides}
-            for round_number in range(values.rounds + 1):
-                for name, step in sides:
-                    start = time.perf_counter()
-                    for _ in range(values.slice_steps):
-                        step()
-                    if round_number:  # the first round prepares both
-                        rates[name].append(values.slice_steps / (time.perf_counter() - start))
-    ratios = [ours / theirs for ours, theirs in zip(*rates.values(), strict=True)]
-    table = {f'{name}, steps/s (median)': round(statistics.median(found), 1) for name, found in rates.items()}
-    table['towers / bare callable (median of pairs)'] = f'{statistics.median(ratios):.3f}'
-    table['spread of the pairs (quartiles)'] = ' to '.join(f'{q:.3f}' for q in statistics.quantiles(ratios, n=4)[::2])
-    _main.print_table(table)
+            sides = {'towers': lambda: master.run(fetches), 'bare callable': master.raw_session().make_callable(fetches)}
+            rates = _measure.in_turn(sides, rounds=values.rounds, steps=values.slice_steps)
+    _main.print_table(_measure.table(rates))
     return _main.DONE
 
 

@@ -8,7 +8,8 @@ from towers.config import Config
 from towers.evaluation import evaluate
 from towers.metrics import accuracy, mean, mean_squared_error, top_k
 from towers.randomness import dropout, random_uniform
-from towers.structs import Metric, ModelOutput, Objective, TrainResult
+from towers.record import TrainResult
+from towers.structs import Metric, ModelOutput, Objective
 from towers.training import train
 
 __all__ = [

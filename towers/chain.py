@@ -95,24 +95,21 @@ def add_penalties(total: structs.Sum, penalties: Sequence[tf.Tensor], l2: float)
     with tf.name_scope('penalties'):
         terms = [tf.cast(penalty, tf.float32) for penalty in penalties]
         slopes = tf.gradients(terms, total.variables, colocate_gradients_with_ops=True) if terms else [None] * len(total.variables)
-        gradients, densified = [], []
-        for gradient, variable, slope in zip(total.gradients, total.variables, slopes, strict=True):
-            with tf.device(variable.device):
-                added = _add(gradient, slope)
-                if l2:
-                    value = _at_least_fp32(variable.read_value())
-                    added = _add(added, l2 * value)
-                    terms.append(l2 * tf.cast(tf.nn.l2_loss(value), tf.float32))
-            gradients.append(added)
-            if isinstance(gradient, tf.IndexedSlices) and not isinstance(added, tf.IndexedSlices):
-                densified.append(variable.op.name)
+        triples = zip(total.gradients, total.variables, slopes, strict=True)
+        gradients, squares = zip(*[_penalised(*triple, l2) for triple in triples], strict=True)
+        terms.extend(square for square in squares if square is not None)
+        densified = [
+            variable.op.name
+            for variable, old, new in zip(total.variables, total.gradients, gradients, strict=True)
+            if isinstance(old, tf.IndexedSlices) and not isinstance(new, tf.IndexedSlices)
+        ]
         if densified:
             logging.warning(
                 'A penalty on all rows makes the sparse gradient dense of %s: each step updates the whole table; leave it out of the '
                 'penalty to keep it sparse.',
                 ', '.join(densified),
             )
-        return dataclasses.replace(total, gradients=tuple(gradients)), tf.add_n(terms)
+        return dataclasses.replace(total, gradients=gradients), tf.add_n(terms)
 
 
 def global_norm(total: structs.Sum) -> tf.Tensor:
@@ -197,6 +194,18 @@ def _sum_rows(gradient: structs.Gradient) -> structs.Gradient:
     rows, positions = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(rows))
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+def _penalised(
+    gradient: structs.Gradient, variable: tf.Variable, slope: structs.Gradient, l2: float
+) -> tuple[structs.Gradient, tf.Tensor | None]:
+    """The gradient with the penalties' slope and l2 * v added, and the penalty l2 * sum(v^2) / 2; None where l2 is 0."""
+    with tf.device(variable.device):
+        added = _add(gradient, slope)
+        if not l2:
+            return added, None
+        value = _at_least_fp32(variable.read_value())
+        return _add(added, l2 * value), l2 * tf.cast(tf.nn.l2_loss(value), tf.float32)
 
 
 def _at_least_fp32(values: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""What a run was asked for and what it is trained under, as JSON: `config.json`, and a part of each manifest."""
+"""What a run was asked for, what it is trained under (`config.json`, and a part of each manifest), and how it ended."""
 
 import dataclasses
 import json
@@ -12,6 +12,33 @@ import tensorflow.compat.v1 as tf
 from towers import config as config_lib
 
 _FILE = 'config.json'
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """How a training ended.
+
+    Attributes:
+      step: global_step at the end.
+      examples: examples trained on, over the whole life of the run.
+      loss: the last step's loss; NaN where no step was made.
+      steps_run: steps made by this call.
+      examples_per_sec: mean rate of this call, 0.0 where no step was made.
+      checkpoint: prefix of the newest checkpoint; None where nothing was saved.
+      evaluation: name -> value on the evaluation dataset, empty where there is none.
+      stopped_by: why it ended: 'steps', 'data', 'hook', 'time' or 'signal'.
+      model_dir: the run directory, absolute.
+    """
+
+    step: int
+    examples: int
+    loss: float
+    steps_run: int
+    examples_per_sec: float
+    checkpoint: str | None
+    evaluation: Mapping[str, float | np.ndarray]
+    stopped_by: str
+    model_dir: str
 
 
 def semantics(config: config_lib.Config, *, towers: int, total_steps: int | None) -> dict[str, Any]:

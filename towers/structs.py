@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
@@ -277,30 +276,3 @@ class Strategy:
     scope: Callable[[Tower], AbstractContextManager[Any]]
     reduce: Callable[[Sequence[TowerOutput]], Sequence[Sum]]
     spread: Callable[[Sum, Sequence[TowerOutput]], Sequence[Update]]
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainResult:
-    """How a training ended.
-
-    Attributes:
-      step: global_step at the end.
-      examples: examples trained on, over the whole life of the run.
-      loss: the last step's loss; NaN where no step was made.
-      steps_run: steps made by this call.
-      examples_per_sec: mean rate of this call, 0.0 where no step was made.
-      checkpoint: prefix of the newest checkpoint; None where nothing was saved.
-      evaluation: name -> value on the evaluation dataset, empty where there is none.
-      stopped_by: why it ended: 'steps', 'data', 'hook', 'time' or 'signal'.
-      model_dir: the run directory, absolute.
-    """
-
-    step: int
-    examples: int
-    loss: float
-    steps_run: int
-    examples_per_sec: float
-    checkpoint: str | None
-    evaluation: Mapping[str, float | np.ndarray]
-    stopped_by: str
-    model_dir: str

@@ -32,7 +32,7 @@ def train(
     eval_dataset: structs.Dataset | None = None,
     hooks: Sequence[tf.train.SessionRunHook] = (),
     optimizer: optimizers.Factory | None = None,
-) -> structs.TrainResult:
+) -> record.TrainResult:
     """Trains a model on N towers, from the newest checkpoint in the run directory where there is one.
 
     Args:
@@ -92,7 +92,7 @@ class _Reached:
     examples_per_sec: float = 0.0
 
 
-def _run(job: _Job, stop_event: threading.Event) -> structs.TrainResult:
+def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
     os.makedirs(job.model_dir, exist_ok=True)
     found = manifest.newest(job.model_dir)
     with contextlib.ExitStack() as closing:
@@ -104,7 +104,7 @@ def _run(job: _Job, stop_event: threading.Event) -> structs.TrainResult:
         reached = _train(job, made, found, stop_event)
         scores = _scores(job, reached, stop_event, beside)
     newest = manifest.all(job.model_dir)
-    return structs.TrainResult(
+    return record.TrainResult(
         step=reached.step,
         examples=reached.examples,
         loss=reached.loss,
