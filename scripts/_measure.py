@@ -1,0 +1,35 @@
+"""Measuring two or more ways to do one thing: in turn, in one process, so the machine's mood cancels."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+
+def in_turn(sides: Mapping[str, Callable[[], object]], *, rounds: int, steps: int) -> dict[str, list[float]]:
+    """Calls per second of each side, one figure a round, after a first round that isn't counted.
+
+    Args:
+      sides: name -> what to call.
+      rounds: in each, every side has its turn.
+      steps: calls in one turn.
+    """
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for round_number in range(rounds + 1):
+        for name, step in sides.items():
+            start = time.perf_counter()
+            for _ in range(steps):
+                step()
+            if round_number:
+                rates[name].append(steps / (time.perf_counter() - start))
+    return rates
+
+
+def table(rates: Mapping[str, list[float]]) -> dict[str, str]:
+    """Median rates, and each side's ratio to the last side, pair by pair: median and quartiles."""
+    rows = {f'{name}, steps/s (median)': f'{statistics.median(found):.1f}' for name, found in rates.items()}
+    *others, base = rates
+    for name in others:
+        ratios = [ours / theirs for ours, theirs in zip(rates[name], rates[base], strict=True)]
+        low, median, high = statistics.quantiles(ratios, n=4)
+        rows[f'{name} / {base} (median, quartiles)'] = f'{median:.3f} ({low:.3f} to {high:.3f})'
+    return rows
