@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 from towers import config, structs
 
 _nest = tf.nest
+_SCOPE = 'input/'  # entered again by each part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ def open_source(dataset: structs.Dataset, *, host: str, proto: tf.ConfigProto | 
     Raises:
       ValueError: `dataset` does not return a dataset, or an empty one.
     """
-    with tf.device(host), tf.name_scope('input'):
+    with tf.device(host), tf.name_scope(_SCOPE):
         made = dataset()
         if not isinstance(made, tf.compat.v2.data.Dataset):
             raise ValueError(f'A dataset function must return a tf.data.Dataset of single examples, got {type(made).__name__}.')
@@ -67,9 +68,13 @@ def training(source: Source, section: config.InputConfig, towers: Sequence[struc
     if source.endless and section.train_epochs is not None:
         raise ValueError(f'--train_epochs={section.train_epochs} needs a dataset that ends, got an endless one; give --train_steps.')
     whole = source.endless or (source.size is not None and source.size % size == 0)
-    dataset = _batched(source.dataset, size, drop_remainder=whole).repeat(section.train_epochs)
     sharded = section.input_pipeline == 'sharded'
-    made = (_sharded if sharded else _global)(dataset, section.prefetch, towers)
+    with tf.device(towers[0].host), tf.name_scope(_SCOPE):
+        dataset = _batched(source.dataset, size, drop_remainder=whole).repeat(section.train_epochs)
+        made = (_sharded if sharded else _global)(dataset, section.prefetch, towers)
+        if source.endless or section.train_epochs is None:
+            # It has no end, so no error is one: an iterator whose run another operation cancelled may say that it has ended.
+            made = dataclasses.replace(made, ended=tf.constant(False))
     # Two inputs with equal facts can exchange positions; the number of towers matters only where each has a pipeline.
     facts = (repr(dataset.element_spec), source.size, size, section.train_epochs is None, len(towers) if sharded else 0)
     fingerprint = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
@@ -82,7 +87,8 @@ def evaluation(source: Source, batch_size: int, towers: Sequence[structs.Tower])
         raise ValueError('Evaluation needs a dataset that ends, got an endless one; use take(n).')
     size = batch_size * len(towers)
     whole = source.size is not None and source.size % size == 0
-    made = _global(_batched(source.dataset, size, drop_remainder=whole), None, towers, saved=False)
+    with tf.device(towers[0].host), tf.name_scope(_SCOPE):
+        made = _global(_batched(source.dataset, size, drop_remainder=whole), None, towers, saved=False)
     return dataclasses.replace(made, epoch_examples=source.size)
 
 
@@ -112,12 +118,11 @@ def _prefetched(dataset: tf.data.Dataset, prefetch: int | None) -> tf.data.Datas
 
 
 def _global(dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[structs.Tower], *, saved: bool = True) -> structs.Input:
-    with tf.device(towers[0].host), tf.name_scope('input'):
-        iterator = tf.data.make_initializable_iterator(_prefetched(dataset, prefetch))
-        features = iterator.get_next()
-        batches, examples = _split(features, towers)
-        ended = tf.logical_not(iterator.get_next_as_optional().has_value())
-        position, restore = _position([iterator]) if saved else (None, None)
+    iterator = tf.data.make_initializable_iterator(_prefetched(dataset, prefetch))
+    features = iterator.get_next()
+    batches, examples = _split(features, towers)
+    ended = tf.logical_not(iterator.get_next_as_optional().has_value())
+    position, restore = _position([iterator]) if saved else (None, None)
     return structs.Input(
         batches=batches,
         examples=examples,
@@ -130,42 +135,47 @@ def _global(dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[str
 
 
 def _sharded(dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[structs.Tower]) -> structs.Input:
+    static = _nest.flatten(dataset.element_spec)[0].shape.as_list()[0]
     iterators, batches, totals = [], [], []
     for tower in towers:
-        with tf.device(tower.host), tf.name_scope('input'):
-            own = _prefetched(dataset.map(_slicer(tower.index, len(towers)), num_parallel_calls=1), prefetch)
+        with tf.device(tower.host):
+            own = _prefetched(dataset.map(_slicer(dataset, tower.index, len(towers)), num_parallel_calls=1), prefetch)
             iterator = tf.data.make_initializable_iterator(own)
             features, count, first, total = iterator.get_next()
-            iterators.append(iterator)
-            totals.append(total)
-            batches.append(structs.TowerBatch(features, count, first))
-    with tf.device(towers[0].host), tf.name_scope('input'):
-        ended = tf.logical_not(iterators[0].get_next_as_optional().has_value())
-        position, restore = _position(iterators)
-        return structs.Input(
-            batches=tuple(batches),
-            examples=totals[0],
-            initializer=tf.group(*[iterator.initializer for iterator in iterators]),
-            ended=ended,
-            position=position,
-            restore_position=restore,
-            fingerprint='',
-        )
+        if static is not None:  # Known facts stay constants, as in the other pipeline.
+            sizes = _static_sizes(static, len(towers))
+            count, first, total = (tf.constant(x, tf.int64) for x in (sizes[tower.index], sum(sizes[: tower.index]), static))
+        iterators.append(iterator)
+        totals.append(total)
+        batches.append(structs.TowerBatch(features, count, first))
+    ended = tf.logical_not(iterators[0].get_next_as_optional().has_value())
+    position, restore = _position(iterators)
+    return structs.Input(
+        batches=tuple(batches),
+        examples=totals[0],
+        initializer=tf.group(*[iterator.initializer for iterator in iterators]),
+        ended=ended,
+        position=position,
+        restore_position=restore,
+        fingerprint='',
+    )
 
 
-def _slicer(tower: int, towers: int) -> Callable[..., tuple[structs.Batch, tf.Tensor, tf.Tensor, tf.Tensor]]:
+def _slicer(dataset: tf.data.Dataset, tower: int, towers: int) -> Callable[..., tuple[structs.Batch, tf.Tensor, tf.Tensor, tf.Tensor]]:
+    """A map from a global batch to (the tower's rows, their number, the first one's index, the global batch's size)."""
+    unpacked = type(dataset.element_spec) is tuple  # `map` spreads a tuple over the arguments
+
     def pick(*element: structs.Batch) -> tuple[structs.Batch, tf.Tensor, tf.Tensor, tf.Tensor]:
-        features = element if len(element) > 1 else element[0]
-        static, rows = _rows(features)
-        total = tf.constant(static, tf.int64) if static is not None else rows
+        features = element if unpacked else element[0]
+        static, total = _rows(features)
         if static is not None:
             sizes = _static_sizes(static, towers)
-            lo = sum(sizes[:tower])
-            part = _nest.map_structure(lambda x: x[lo : lo + sizes[tower]], features)
-            return part, tf.constant(sizes[tower], tf.int64), tf.constant(lo, tf.int64), total
-        counts, first = bounds(rows, towers)
-        lo, n = first[tower], counts[tower]
-        return _nest.map_structure(lambda x: _slice(x, lo, tf.maximum(n, 1)), features), n, lo, total
+            n, lo = sizes[tower], sum(sizes[:tower])
+            part = _nest.map_structure(lambda x: _slice(x, lo, n), features)
+            return part, tf.constant(n, tf.int64), tf.constant(lo, tf.int64), total
+        counts, firsts = bounds(total, towers)
+        count, first = counts[tower], firsts[tower]
+        return _nest.map_structure(lambda x: _slice(x, first, tf.maximum(count, 1)), features), count, first, total
 
     return pick
 
@@ -209,16 +219,17 @@ def _rows(features: structs.Batch) -> tuple[int | None, tf.Tensor]:
     return leaf.shape.as_list()[0], tf.shape(leaf, out_type=tf.int64)[0]
 
 
-def _slice(x: tf.Tensor, lo: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+def _slice(x: tf.Tensor, lo: tf.Tensor | int, size: tf.Tensor | int) -> tf.Tensor:
     if isinstance(x, tf.SparseTensor):
         rest = x.dense_shape[1:]
-        return tf.sparse.slice(x, tf.concat([[lo], tf.zeros_like(rest)], 0), tf.concat([[size], rest], 0))
+        first, rows = tf.cast([lo], tf.int64), tf.cast([size], tf.int64)
+        return tf.sparse.slice(x, tf.concat([first, tf.zeros_like(rest)], 0), tf.concat([rows, rest], 0))
     return x[lo : lo + size]
 
 
 def _pieces(x: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [_slice(x, tf.constant(lo, tf.int64), tf.constant(n, tf.int64)) for lo, n in zip(starts, sizes, strict=True)]
+    return [_slice(x, lo, n) for lo, n in zip(starts, sizes, strict=True)]
 
 
 def _position(iterators: Sequence[tf.data.Iterator]) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Operation]]:

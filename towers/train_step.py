@@ -39,9 +39,10 @@ def counters(device: str) -> Counters:
         examples_seen = tf.get_variable(
             'examples_seen', [], tf.int64, initializer=tf.zeros_initializer(), trainable=False, use_resource=True
         )
-        step = global_step.read_value() + 0
-        tf.add_to_collection(_STEP_READS, step)
-        return Counters(global_step, examples_seen, step, examples_seen.read_value())
+        with tf.name_scope('counters'):  # A model's variable that is named as an operation outside all scopes would be renamed.
+            step = global_step.read_value() + 0
+            tf.add_to_collection(_STEP_READS, step)
+            return Counters(global_step, examples_seen, step, examples_seen.read_value())
 
 
 def make(
