@@ -106,12 +106,13 @@ def _step(
     )
     draws = functools.partial(randomness.Draws, config.seed, given.count.step)
     outputs = build.training(model, source, placement.towers, scope=strategy.scope, draws=draws)
-    [total] = strategy.reduce(outputs)
     with tf.name_scope('average'):
+        [total] = strategy.reduce(outputs)
         total, penalty, unclipped = chain.run(
             total, config, normalised=central.normalised(outputs), penalties=outputs[0].penalties, links=given.links
         )
-    report = {'loss': total.loss, 'penalty': penalty, 'total_loss': total.loss + penalty, 'learning_rate': given.rate}
+        whole = tf.add(total.loss, penalty, name='total_loss')
+    report = {'loss': total.loss, 'penalty': penalty, 'total_loss': whole, 'learning_rate': given.rate}
 
     def apply(update: structs.Update, after: Sequence[tf.Tensor]) -> tf.Operation:
         made = given.optimizer(given.rate)

@@ -28,12 +28,14 @@ def view(variable: tf.Variable, device: str, name: str | None = None) -> tf.Vari
       device: device string of the reader.
       name: what the view calls itself, as TensorFlow does with ':0'; None = the variable's name.
     """
+    home = variable.graph.get_name_scope()
+    scope = f'{home}/read/{variable.op.name}/' if home else f'{variable.op.name}/read/'
 
     @functools.cache
     def value() -> tf.Tensor:
         # The first use may lie inside a function or a branch, whose tensors nobody else can use: read outside it.
-        with variable.graph.as_default(), tf.control_dependencies(None), tf.name_scope(None), tf.device(None), tf.device(device):
-            return tf.identity(variable.read_value(), name=f'{variable.op.name}/to_tower')
+        with variable.graph.as_default(), tf.control_dependencies(None), tf.name_scope(scope), tf.device(None), tf.device(device):
+            return tf.identity(variable.read_value(), name='to_tower')
 
     original_type: Any = type(variable)
     kind = _view_class(original_type)
