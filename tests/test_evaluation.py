@@ -1,5 +1,6 @@
 """Evaluations of a run directory: which checkpoint, what is written where, and following a run to its end."""
 
+import dataclasses
 import glob
 import json
 import os
@@ -50,6 +51,17 @@ def rows(folder, name='test'):
 
 def steps(folder):
     return [row['step'] for row in rows(folder)]
+
+
+def after_first_result(folder, act):
+    """Calls `act` in a thread once something is evaluated."""
+
+    def wait():
+        while not os.path.exists(folder / 'eval/test/results.jsonl'):
+            time.sleep(0.01)
+        act()
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 @pytest.fixture(autouse=True)
@@ -188,20 +200,31 @@ def test_a_final_checkpoint_that_something_newer_follows_is_not_the_end(tmp_path
     assert follow(tmp_path, settings={'eval_idle_secs': 0.1})['step'] == 5
 
 
+def test_a_final_one_that_comes_between_two_looks_is_evaluated(tmp_path, monkeypatch):
+    publish(tmp_path, 3)
+    real = evaluation._load_unseen
+
+    def load(*args):
+        found = real(*args)
+        if found is None and not os.path.exists(tmp_path / 'ckpt-5.json'):
+            publish(tmp_path, 5, final=True)
+        return found
+
+    monkeypatch.setattr(evaluation, '_load_unseen', load)
+    follow(tmp_path)
+    assert steps(tmp_path) == [3, 5]
+
+
 def test_one_that_becomes_final_later_is_the_end(tmp_path):
     publish(tmp_path, 3)
-    asked = []
 
-    def later():
-        while not os.path.exists(tmp_path / 'eval/test/results.jsonl'):
-            time.sleep(0.01)
+    def finish():
         about = manifest.read(manifest.prefix_of(str(tmp_path), 3))
-        manifest.write(str(tmp_path), manifest.Manifest(**{**vars(about), 'final': True}))
-        asked.append(True)
+        manifest.write(str(tmp_path), dataclasses.replace(about, final=True))
 
-    threading.Thread(target=later, daemon=True).start()
+    after_first_result(tmp_path, finish)
     assert follow(tmp_path)['step'] == 3
-    assert asked and steps(tmp_path) == [3]
+    assert steps(tmp_path) == [3]
 
 
 def test_a_restart_does_not_evaluate_again(tmp_path, monkeypatch):
@@ -260,13 +283,10 @@ def test_a_checkpoint_that_vanishes_while_it_is_read_gives_way_to_a_newer_one(tm
 
 def test_stop_ends_at_once(tmp_path):
     publish(tmp_path, 3)
-    stop = threading.Event()
-    timer = threading.Timer(0.5, stop.set)
-    timer.start()
-    start = time.monotonic()
+    stop, at = threading.Event(), []
+    after_first_result(tmp_path, lambda: at.append(time.monotonic()) or stop.set())
     assert follow(tmp_path, stop=stop)['step'] == 3
-    assert time.monotonic() - start < 5
-    stop.set()
+    assert time.monotonic() - at[0] < 3
     assert evaluation.once(scaled, DATA, runs.config(tmp_path), stop=stop) == {}
 
 
@@ -286,7 +306,7 @@ def test_done_ends_with_the_newest_though_none_is_final(tmp_path):
 
 def test_a_signal_ends_an_evaluation_as_an_interrupt(tmp_path):
     publish(tmp_path, 3)
-    threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    after_first_result(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(KeyboardInterrupt):
         evaluate(tmp_path, continuous=True)
     assert steps(tmp_path) == [3]
