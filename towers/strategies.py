@@ -23,7 +23,7 @@ def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics
 
     @contextlib.contextmanager
     def scope(tower: structs.Tower) -> Iterator[variables.Localise]:
-        with variables.seen_as(lambda variable: variables.view(variable, tower.devices[0])) as localise:
+        with variables.seen_as(lambda variable: variables.view(variable, tower.devices[0], scope=f'{tower.scope}/read')) as localise:
             with _model_scope(tower, lambda trainable: parameter_device, seed, localise):
                 yield variables.original
 
@@ -56,7 +56,7 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
         def own(variable: tf.Variable) -> tf.Variable:
             return copies.get(variable.ref(), variable)
 
-        with variables.seen_as(lambda v: variables.view(own(v), tower.devices[0], v.name)) as localise:
+        with variables.seen_as(lambda v: variables.view(own(v), tower.devices[0], scope=f'{tower.scope}/read', name=v.name)) as localise:
             with _model_scope(tower, place, seed, localise):
                 yield lambda variable: own(variables.original(variable))
 

@@ -17,7 +17,7 @@ from towers import randomness
 Localise = Callable[[tf.Variable], tf.Variable]
 
 
-def view(variable: tf.Variable, device: str, name: str | None = None) -> tf.Variable:
+def view(variable: tf.Variable, device: str, *, scope: str = 'read', name: str | None = None) -> tf.Variable:
     """The same variable, whose dense value crosses to `device` once a step however often it is used.
 
     The view stays a variable: `assign` writes the original, and gathers go to the table itself, so that a table is
@@ -26,10 +26,10 @@ def view(variable: tf.Variable, device: str, name: str | None = None) -> tf.Vari
     Args:
       variable: a dense resource variable.
       device: device string of the reader.
+      scope: name scope of the read.
       name: what the view calls itself, as TensorFlow does with ':0'; None = the variable's name.
     """
-    home = variable.graph.get_name_scope()
-    scope = f'{home}/read/{variable.op.name}/' if home else f'{variable.op.name}/read/'
+    scope = f'{scope}/{variable.op.name}/'
 
     @functools.cache
     def value() -> tf.Tensor:
