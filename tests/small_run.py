@@ -46,8 +46,8 @@ class Run:
             )
             self.restorer = restore.Restorer(self.variables, self.input)
             init = tf.group(tf.global_variables_initializer(), iterator.initializer)
-            self.changes = {name: tf.fill([size], value) for name, value in (('nan', np.nan), ('huge', 3e38), ('inf', np.inf))}
-            self.changes = {name: self.a.assign(value).op for name, value in self.changes.items()}
+            ends = {name: tf.concat([self.a[1:], [value]], 0) for name, value in (('nan', np.nan), ('inf', np.inf))}
+            self.changes = {name: self.a.assign(value).op for name, value in {**ends, 'huge': tf.fill([size], 3e38)}.items()}
             graph.finalize()
         self.graph = graph
         self.session = tf.Session(graph=graph, config=tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=2))

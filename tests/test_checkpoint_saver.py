@@ -200,9 +200,9 @@ def test_a_run_without_a_step_marks_what_is_there(tmp_path):
 
 
 @pytest.mark.parametrize('value', ['nan', 'inf'])
-@pytest.mark.parametrize('sync', [False, True])
-def test_values_that_are_not_finite_are_never_published(tmp_path, caplog, value, sync):
-    with small_run.started(tmp_path, sync_checkpoint=sync) as run, caplog.at_level(std_logging.WARNING):
+@pytest.mark.parametrize(('sync', 'size'), [(False, 3), (True, 3), (False, 100_000)])
+def test_values_that_are_not_finite_are_never_published(tmp_path, caplog, value, sync, size):
+    with small_run.started(tmp_path, size=size, sync_checkpoint=sync) as run, caplog.at_level(std_logging.WARNING):
         run.steps()
         run.save()
         run.session.run(run.changes[value])
@@ -216,11 +216,13 @@ def test_values_that_are_not_finite_are_never_published(tmp_path, caplog, value,
         assert small_run.names_in(tmp_path) == small_run.names_of(1)
 
 
-def test_large_values_are_finite(run):
-    run.session.run(run.changes['huge'])
-    run.steps()
-    run.save()
-    assert run.saver.newest is not None
+@pytest.mark.parametrize('size', [3, 100_000])
+def test_large_values_are_finite(tmp_path, size):
+    with small_run.started(tmp_path, size=size) as run:
+        run.session.run(run.changes['huge'])
+        run.steps()
+        run.save()
+        np.testing.assert_array_equal(small_run.contents(run.saver.newest)['layer/a'], np.full([size], np.float32(3e38)))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import glob
 import json
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from towers import config as config_lib
 from towers.checkpoint import manifest
@@ -46,10 +47,12 @@ def best_step(model_dir: str, metric: str | None, steps: Sequence[int]) -> int |
 def _results(model_dir: str) -> Iterator[dict]:
     for path in sorted(glob.glob(os.path.join(glob.escape(model_dir), 'eval', '*', 'results.jsonl'))):
         with open(path, encoding='utf-8', errors='replace') as file:
-            for line in file:
-                try:
-                    row = json.loads(line)
-                except ValueError:  # a line that is still being written
-                    continue
-                if isinstance(row, dict):
-                    yield row
+            rows = [_row(line) for line in file]
+        yield from (row for row in rows if isinstance(row, dict))
+
+
+def _row(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:  # a line that is still being written
+        return None
