@@ -4,7 +4,9 @@ import dataclasses
 import json
 import logging as std_logging
 import os
+import re
 import threading
+import zlib
 
 import pytest
 
@@ -136,9 +138,24 @@ def test_every_single_bit_of_a_manifest_counts(tmp_path):
             assert json.loads(bad) == fields
 
 
+@pytest.mark.parametrize(
+    ('fields', 'problem'),
+    [
+        ({'step': 5, 'examples': 1, 'files': {}, 'a_later_field': [1]}, None),
+        ({'step': 5, 'examples': 1}, "not as it was written .*'files'"),
+        ([5], 'not as it was written'),
+    ],
+)
+def test_a_manifest_of_another_version(tmp_path, fields, problem):
+    crc = zlib.crc32(json.dumps(fields, sort_keys=True, separators=(',', ':')).encode())
+    (tmp_path / 'ckpt-5.json').write_text(json.dumps({**fields, 'crc32': crc} if isinstance(fields, dict) else fields))
+    found = manifest.check(str(tmp_path / 'ckpt-5'))
+    assert found is None if problem is None else re.search(problem, found)
+
+
 def test_a_manifest_of_another_step_is_bad(run_dir):
     os.replace(os.path.join(run_dir, 'ckpt-200.json'), os.path.join(run_dir, 'ckpt-300.json'))
-    assert 'another step' in manifest.check(os.path.join(run_dir, 'ckpt-300'))
+    assert 'ckpt-300.json is that of step 200' in manifest.check(os.path.join(run_dir, 'ckpt-300'))
 
 
 def test_values_that_are_not_finite_are_not_whole(run_dir):

@@ -288,7 +288,7 @@ def test_readers_in_a_tight_loop_never_fail_nor_read_torn_values(tmp_path, secon
         last = run.values()['step']
         read_in_a_loop(run.model_dir, 0.2, seen[0], failures)
     assert failures == []
-    assert len({step for step, _ in seen[0]}) > 3 and seen[0][-1][0] == last
+    assert len({step for step, _ in seen[0]}) > 1 and seen[0][-1][0] == last
     for step, values in (*seen[0], *seen[1]):
         for value in values.values():
             np.testing.assert_array_equal(value, step)

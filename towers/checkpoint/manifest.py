@@ -118,17 +118,18 @@ def read(prefix: str) -> Manifest:
     try:
         with open(prefix + '.json', 'rb') as file:
             fields = json.loads(file.read())
-        crc, fmt = fields.pop('crc32'), fields['format']
+        crc = fields.pop('crc32')
+        if crc != zlib.crc32(_canonical(fields)):
+            raise ValueError('its own checksum is another')
+        # Another version may know more or fewer fields.
+        found = Manifest(**{field.name: fields[field.name] for field in dataclasses.fields(Manifest) if field.name in fields})
     except FileNotFoundError:
         raise ValueError(f'its manifest {name} is missing') from None
     except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
-        raise ValueError(f'its manifest {name} is not readable ({error})') from None
-    if crc != zlib.crc32(_canonical(fields)):
-        raise ValueError(f'its manifest {name} is not as it was written (checksum)')
-    if fmt != _FORMAT or f'ckpt-{fields["step"]}' != os.path.basename(prefix):
-        raise ValueError(f'its manifest {name} is of another step or format')
-    del fields['format']
-    return Manifest(**fields)
+        raise ValueError(f'its manifest {name} is not as it was written ({error})') from None
+    if f'ckpt-{found.step}' != os.path.basename(prefix):
+        raise ValueError(f'its manifest {name} is that of step {found.step}')
+    return found
 
 
 def all(model_dir: str) -> list[Checkpoint]:

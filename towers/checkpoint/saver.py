@@ -130,7 +130,9 @@ class Saver:
         self.prepare(session)
         moment = _Moment(*[int(value) for value in self._take()[1:]], *([] if len(self._now) == 2 else [0]))
         if self._is_saved(moment.step):
-            self._finish(moment.step, final)
+            self._published = moment.step
+            if final:
+                self._finish(moment.step)
         elif last or final or self._config.sync_checkpoint:
             self._write(moment, final, last or final)
         else:
@@ -166,15 +168,14 @@ class Saver:
             return True
         return step not in self._distrusted and manifest.check(manifest.prefix_of(self._model_dir, step)) is None
 
-    def _finish(self, step: int, final: bool) -> None:
-        """Marks the published checkpoint of `step` as the run's final one where it is."""
+    def _finish(self, step: int) -> None:
+        """Marks the published checkpoint of `step` as the run's final one."""
         try:
             found = manifest.read(manifest.prefix_of(self._model_dir, step))
-            if final and not found.final:
+            if not found.final:
                 manifest.write(self._model_dir, dataclasses.replace(found, final=True))
         except (OSError, ValueError) as error:
             raise manifest.CheckpointError(f'Checkpoint {step} in {self._model_dir} could not be marked as final: {error}.') from error
-        self._published = step
 
     def _run(self, moment: _Moment) -> None:
         try:
