@@ -8,13 +8,14 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 L0 = {'structs', 'config', 'metrics', 'randomness', 'errors'}
 L2 = {'strategies'}
-L3 = {'program', 'training', 'evaluator', 'results', 'evaluation', 'companion', 'exporting'}
+L3 = {'program', 'run_directory', 'training', 'evaluator', 'results', 'evaluation', 'companion', 'exporting'}
 # A stage is one file or one folder; a file here belongs to the stage it is named with.
 PARTS = {
     'gradients': 'build',
     'writes': 'build',
     'fetching': 'session',
     'signals': 'session',
+    'holder': 'lock',
     'evaluator': 'evaluation',
     'results': 'evaluation',
     'companion': 'evaluation',
