@@ -140,6 +140,7 @@ def seeded(initializer: Any, seed: int, kwargs: dict[str, Any]) -> Any:
         return _seeded_function(initializer, seed, takes_shape=kwargs.get('shape') is not None)
     settings = initializer.get_config()
     if 'seed' in settings and settings['seed'] is None:
+        settings.pop('dtype', None)  # get_variable gives it, and TensorFlow warns of it here
         return type(initializer).from_config({**settings, 'seed': seed})
     return initializer
 
