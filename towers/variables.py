@@ -109,8 +109,12 @@ def getter(*, seed: int, localise: Localise) -> Callable[..., tf.Variable]:
       localise: from a canonical trainable variable to what this tower's model uses.
     """
 
+    # An initial value decides its variable's type, but TensorFlow asks for the type again where the variable is shared.
+    types = {variable.op.name: variable.dtype.base_dtype for variable in tf.global_variables()}
+
     def get(getter: Callable[..., tf.Variable], name: str, *args: Any, **kwargs: Any) -> tf.Variable:
         kwargs['use_resource'] = True
+        kwargs['dtype'] = types.get(name, kwargs.get('dtype'))
         kwargs['initializer'] = seeded(kwargs.get('initializer'), randomness.fold(seed, name), kwargs)
         if kwargs.get('regularizer') is not None:
             kwargs['regularizer'] = _beside_variable(kwargs['regularizer'])
