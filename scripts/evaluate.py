@@ -34,7 +34,7 @@ def main(values: flags.FlagValues) -> int:
         raise ValueError('Nothing to evaluate on, got no --eval_dataset; give one, of the zoo or as package.module:function.')
     found = towers.evaluate(work.model, work.eval_dataset, config, checkpoint=values.checkpoint, continuous=values.continuous)
     _main.print_table(found)
-    return _main.DONE
+    return _main.DONE if found else _main.FAILED  # --continuous and no checkpoint ever came
 
 
 if __name__ == '__main__':

@@ -113,7 +113,7 @@ def test_nothing_else_in_the_run_directory_changes(tmp_path):
 def test_the_same_result_is_written_once(tmp_path):
     publish(tmp_path, 3)
     evaluate(tmp_path)
-    evaluate(tmp_path)
+    evaluation.evaluate(scaled, harness.numbers(2, 1, 3 + 1e-6), runs.config(tmp_path))
     assert steps(tmp_path) == [3]
     evaluation.evaluate(scaled, harness.numbers(5), runs.config(tmp_path))
     assert [row['loss'] for row in rows(tmp_path)] == [6.0, 15.0]

@@ -54,9 +54,7 @@ class Companion(contextlib.AbstractContextManager):
         _check_sendable('model', model)
         _check_sendable('eval_dataset', dataset)
         # The towers are one process's; a thread each is enough beside a training, and leaves it the cores.
-        self._config = dataclasses.replace(
-            config, model_dir=evaluation.run_directory(config), intra_op_threads=1, inter_op_threads=1
-        )
+        self._config = dataclasses.replace(config, model_dir=evaluation.run_directory(config), intra_op_threads=1, inter_op_threads=1)
         self._work = (model, dataset, self._config)
         self._process: Any = None
         self._pipe: Any = None
@@ -168,9 +166,7 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(
-    model: structs.Model, dataset: structs.Dataset, config: config_lib.Config, reader: connection.Connection, parent: int
-) -> None:
+def _serve(model: structs.Model, dataset: structs.Dataset, config: config_lib.Config, reader: connection.Connection, parent: int) -> None:
     """The child: follows the checkpoints until the parent says that there will be no more."""
     os.nice(19)
     last = threading.Event()

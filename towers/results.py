@@ -14,6 +14,7 @@ from towers import evaluator, writers
 from towers.checkpoint import manifest
 
 _BESIDE = ('seconds', 'checkpoint', 'saved')  # in results.jsonl, but no part of the result
+_SUMMED_OTHERWISE = 1e-5  # relative
 
 
 class Results(contextlib.AbstractContextManager):
@@ -42,8 +43,7 @@ class Results(contextlib.AbstractContextManager):
 
     def has(self, checkpoint: manifest.Checkpoint) -> bool:
         """Whether this very checkpoint, not an older one of the same step, was evaluated."""
-        key = checkpoint.step, checkpoint.manifest.time
-        return any((row.get('step'), row.get('saved')) == key for row in self._rows)
+        return any(_key(row) == (checkpoint.step, checkpoint.manifest.time) for row in self._rows)
 
     def newest_step(self) -> int:
         """The highest step evaluated; -1 where there is none."""
@@ -89,6 +89,18 @@ def _parse(line: str) -> dict[str, Any] | None:
     return {name: float('nan') if value is None else value for name, value in row.items()} if isinstance(row, dict) else None
 
 
+def _key(row: Mapping[str, Any]) -> tuple[Any, Any]:
+    return row.get('step'), row.get('saved')
+
+
 def _same(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two rows say the same but for the time that it took."""
-    return repr({**row, 'seconds': 0}) == repr({**other, 'seconds': 0})
+    """Whether two rows say the same of the same checkpoint, however long it took; other threads may add in another order."""
+    if row.keys() != other.keys() or _key(row) != _key(other):
+        return False
+    return all(_near(value, other[name]) for name, value in row.items() if name != 'seconds')
+
+
+def _near(value: Any, other: Any) -> bool:
+    if isinstance(value, str) or isinstance(other, str):
+        return value == other
+    return np.shape(value) == np.shape(other) and np.allclose(value, other, rtol=_SUMMED_OTHERWISE, atol=0, equal_nan=True)
