@@ -76,6 +76,16 @@ def test_a_busy_writer_puts_a_save_off_and_stops_no_step():
     assert drive(hook, range(13, 21), saver) == [13, 15, 20]
 
 
+def test_a_writer_that_hangs_is_told_now_and_then(caplog):
+    now = [0.0]
+    hook, saver = made(clock=lambda: now[0], save_steps=1)
+    saver.busy = True
+    for step in range(1, 1300):
+        now[0] += 1.0
+        drive(hook, [step], saver)
+    assert ['has not been written for 600 s' in record.getMessage() for record in caplog.records] == [True, True]
+
+
 @pytest.mark.parametrize('final', [True, False])
 def test_the_last_step_is_saved_at_the_end(final):
     hook, saver = made(final=lambda: final)

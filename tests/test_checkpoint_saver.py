@@ -184,6 +184,14 @@ def test_a_step_is_saved_once_and_marked_final_later(run, monkeypatch):
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
+def test_a_final_save_makes_sure_that_the_file_is_whole(run):
+    run.steps(2)
+    run.save()
+    os.truncate(run.saver.newest + DATA, 5)
+    run.save(final=True)
+    assert manifest.check(run.saver.newest) is None and manifest.newest(run.model_dir).manifest.final
+
+
 def test_a_run_without_a_step_marks_what_is_there(tmp_path):
     with small_run.started(tmp_path) as run:
         run.steps(2)
@@ -292,6 +300,21 @@ def test_a_defect_in_the_writer_is_raised_where_it_is_waited_for(run, monkeypatc
     assert run.saver.wait(60)
     run.saver.save(run.session)
     assert run.saver.close(60)
+
+
+def test_a_session_that_closes_under_the_writer_ends_it(tmp_path, monkeypatch, caplog):
+    with small_run.started(tmp_path) as run:
+        run.steps()
+        run.save()
+        run.steps()
+        closed, real = threading.Event(), run.saver._publish
+        monkeypatch.setattr(run.saver, '_publish', lambda *args: closed.wait(60) and real(*args))
+        run.saver.save(run.session)
+        run.session.close()
+        closed.set()
+        assert run.saver.close(60)
+    assert 'was not' in caplog.text
+    assert small_run.names_in(tmp_path) == small_run.names_of(1)
 
 
 def test_a_vanished_folder_comes_back(tmp_path):

@@ -1,9 +1,9 @@
 """Checkpoints that are whole or not there: written beside the training, found again by their manifests.
 
 ```
-variables, position -> saver -> snapshot -> ckpt-<step>.{data,index} -> ckpt-<step>.json -> checkpoint   (in this order)
-                                                                             |
-variables, position <- restore <- newest whole one <------------------- manifest
+variables, position -> snapshot -> saver -> ckpt-<step>.{data,index} -> ckpt-<step>.json -> checkpoint    (in this order)
+                                     `- retention                              |
+variables, position <- restore <- the newest whole one <------------------ manifest
 ```
 """
 

@@ -34,7 +34,7 @@ class Facts:
 
 class _Moment(NamedTuple):
     step: int
-    examples: int
+    examples: int = 0
 
 
 class Saver:
@@ -128,8 +128,8 @@ class Saver:
                 f'A checkpoint has been in writing for {_WRITE_LIMIT_SECS:.0f} s in {self._model_dir}; expected it to end. Check the disk.'
             )
         self.prepare(session)
-        moment = _Moment(*[int(value) for value in self._take()[1:]], *([] if len(self._now) == 2 else [0]))
-        if self._is_saved(moment.step):
+        moment = _Moment(*map(int, self._take()[1:]))
+        if self._is_saved(moment.step, final):
             self._published = moment.step
             if final:
                 self._finish(moment.step)
@@ -163,8 +163,8 @@ class Saver:
             logging.warning('The last checkpoint in %s was not written: %r.', self._model_dir, error)
             return True
 
-    def _is_saved(self, step: int) -> bool:
-        if step == self._published:
+    def _is_saved(self, step: int, final: bool) -> bool:
+        if step == self._published and not final:
             return True
         return step not in self._distrusted and manifest.check(manifest.prefix_of(self._model_dir, step)) is None
 

@@ -5,9 +5,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 import tensorflow.compat.v1 as tf
+from absl import logging
 
 from towers import config as config_lib
 from towers.hooks import every
+
+_LONG_SECS = 600.0
 
 
 class Saver(Protocol):
@@ -51,7 +54,8 @@ class CheckpointHook(tf.train.SessionRunHook):
         self._step = step
         self._final = final
         self._every = every.Every(config.save_steps, config.save_secs, clock)
-        self._owed = False
+        self._clock = clock
+        self._owed_since: float | None = None
         self._stepped = False
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
@@ -66,10 +70,16 @@ class CheckpointHook(tf.train.SessionRunHook):
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         """Saves when it is due."""
         self._stepped = True
-        self._owed = self._every.due(int(run_values.results)) or self._owed
-        if self._owed and not self._saver.busy:
+        if self._every.due(int(run_values.results)) and self._owed_since is None:
+            self._owed_since = self._clock()
+        if self._owed_since is None:
+            return
+        if not self._saver.busy:
             self._saver.save(run_context.session)
-            self._owed = False
+            self._owed_since = None
+        elif self._clock() - self._owed_since > _LONG_SECS:
+            logging.warning('A checkpoint is due and the one before it has not been written for %.0f s; is the disk slow?', _LONG_SECS)
+            self._owed_since = self._clock()
 
     def end(self, session: tf.Session) -> None:
         """Saves the last step and waits until it is published; a run that made no step and isn't done has nothing to save."""
