@@ -48,13 +48,13 @@ def exists(pid):
 
 
 def test_it_evaluates_beside_and_ends_with_the_last_checkpoint(tmp_path):
-    settings = runs.config(tmp_path, eval_idle_secs=0)
+    settings, before = runs.config(tmp_path, eval_idle_secs=0), os.getpriority(os.PRIO_PROCESS, 0)
     with companion.Companion(test_evaluation.scaled, functools.partial(parts, np.array([1, 2, 6], np.float32)), settings) as beside:
         [child] = multiprocessing.active_children()
+        assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in (child.pid, os.getpid())] == [19, before]
         os.kill(child.pid, signal.SIGINT)  # as from a terminal; the parent decides
         test_evaluation.publish(tmp_path, 3, final=True)  # of an earlier run, which this one goes on with
         wait_until(lambda: os.path.exists(tmp_path / 'eval/test/results.jsonl'))
-        assert os.getpriority(os.PRIO_PROCESS, child.pid) == 19
         test_evaluation.publish(tmp_path, 5)
         found = beside.wait(LIMIT_SECS)
     assert found == {'step': 5, 'examples': 3, 'loss': 15.0, 'twice': 30.0, 'both': [9.0, -9.0]}

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent import futures
 from multiprocessing import connection, resource_tracker
 from typing import Any
 
@@ -29,6 +30,7 @@ _ORPHANED = 1
 _PARENT_SECS = 1.0  # between two looks whether the parent is still there
 _SLICE_SECS = 0.1
 _STOP_SECS = 5.0
+_LOWEST = 19  # priority
 
 
 class Companion(contextlib.AbstractContextManager):
@@ -71,8 +73,9 @@ class Companion(contextlib.AbstractContextManager):
         context = multiprocessing.get_context('spawn')
         reader, self._pipe = context.Pipe(duplex=False)
         self._process = context.Process(target=_serve, args=(*self._work, reader, os.getpid()), name=_NAME, daemon=True)
-        with _environment(_child_environment(self._config)), _interrupts_blocked():
-            self._process.start()
+        resource_tracker.ensure_running()  # it would lift the block of signals below
+        with _environment(_child_environment(self._config)), futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(_launch, self._process).result()
         reader.close()
 
     def wait(self, timeout: float, *, stop: threading.Event | None = None) -> dict[str, Any]:
@@ -155,20 +158,21 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """A process started inside never sees a Ctrl-C, which a terminal sends to all of a group: the parent tells it what to do."""
-    resource_tracker.ensure_running()  # starting it later would lift the block
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _launch(process: Any) -> None:
+    """Starts a process that inherits from this thread, which ends then, what no other thread may have.
+
+    That is the lowest priority, for TensorFlow's import too, and that it never sees a Ctrl-C, which a terminal sends to all
+    processes of a group: the parent tells it what to do.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    if sys.platform == 'linux':  # elsewhere the priority is the whole process's
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+    process.start()
 
 
 def _serve(model: structs.Model, dataset: structs.Dataset, config: config_lib.Config, reader: connection.Connection, parent: int) -> None:
     """The child: follows the checkpoints until the parent says that there will be no more."""
-    os.nice(19)
+    os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
     last = threading.Event()
     threading.Thread(target=_listen, args=(reader, parent, last), name='parent', daemon=True).start()
     try:
