@@ -9,13 +9,13 @@ towers' public names and its own layers and losses; a model of yours needs nothi
 import dataclasses
 import functools
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import towers
 from models import lenet, mlp, names, resnet
 
-__all__ = ['MODELS', 'build']
+__all__ = ['MODELS', 'RECIPES', 'build']
 
 MODELS: dict[str, tuple[Callable[..., towers.ModelOutput], type[Any]]] = {
     'mlp': (mlp.model, mlp.Hparams),
@@ -23,6 +23,9 @@ MODELS: dict[str, tuple[Callable[..., towers.ModelOutput], type[Any]]] = {
     'resnet20': (resnet.model, resnet.Hparams),
     'resnet56': (resnet.model, resnet.Hparams56),
 }
+
+# Fields of towers.Config that suit a model; commands take them where no flag of theirs is given.
+RECIPES: dict[str, Mapping[str, Any]] = {'lenet': lenet.RECIPE, 'resnet20': resnet.RECIPE, 'resnet56': resnet.RECIPE}
 
 
 def build(name: str, **model_args: Any) -> Callable[..., towers.ModelOutput]:

@@ -2,11 +2,15 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 import towers
 from models import layers, losses
+
+# The rate is halved once in 60,000 examples, an epoch of MNIST, so short runs and small data keep it.
+RECIPE: Mapping[str, Any] = {'schedule': 'exponential', 'schedule_unit': 'examples', 'decay_every': 60000.0, 'decay_rate': 0.5}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,11 +7,22 @@ zeros for the new filters, so it has no variable.
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 import towers
 from models import layers, losses
+
+# The paper's: batches of 128, rate 0.1 divided by 10 at 32,000 and 48,000 steps, weight decay as a penalty.
+RECIPE: Mapping[str, Any] = {
+    'learning_rate': 0.1,
+    'l2': 1e-4,
+    'schedule': 'piecewise',
+    'schedule_unit': 'steps',
+    'boundaries': (32000.0, 48000.0),
+    'decay_rate': 0.1,
+}
 
 
 @dataclasses.dataclass(frozen=True)

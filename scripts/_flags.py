@@ -10,7 +10,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -109,14 +109,20 @@ def parse(values: flags.FlagValues, argv: Sequence[str]) -> None:
         raise ValueError(f'Arguments without a flag: {" ".join(rest)}; write --name=value, and lists with commas and no blanks.')
 
 
-def to_config(values: flags.FlagValues) -> config_lib.Config:
+def to_config(values: flags.FlagValues, recipe: Mapping[str, Any] | None = None) -> config_lib.Config:
     """The configuration that the flags ask for; the run directory is runs/<model>-<dataset> where none is given.
+
+    Args:
+      values: parsed.
+      recipe: fields of a Config that suit the model; taken as a whole where no flag of theirs is given.
 
     Raises:
       ValueError: values that can't be right together.
     """
     fields = {field.name: getattr(values, field.name) for part in config_lib.SECTIONS for field in dataclasses.fields(part)}
     fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    if recipe and all(values[name].using_default_value for name in recipe):
+        fields.update(recipe)
     if fields['model_dir'] is None:
         fields['model_dir'] = os.path.join('runs', re.sub(r'[^\w.-]', '.', f'{values.model}-{values.dataset}'))
     return config_lib.Config(**fields)

@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -26,11 +26,13 @@ class Work:
       model: function (batch, *, training) -> ModelOutput.
       dataset: makes the training dataset.
       eval_dataset: makes the evaluation dataset; None = nothing is evaluated.
+      recipe: fields of a Config that suit a model of the zoo.
     """
 
     model: structs.Model
     dataset: structs.Dataset
     eval_dataset: structs.Dataset | None
+    recipe: Mapping[str, Any]
 
 
 def load(values: flags.FlagValues) -> Work:
@@ -51,7 +53,7 @@ def load(values: flags.FlagValues) -> Work:
         if classes is not None and 'classes' in sizes:
             args.setdefault('classes', classes)
         model = models.build(name, **args)
-    return Work(model, dataset, eval_dataset)
+    return Work(model, dataset, eval_dataset, models.RECIPES.get(name, {}))
 
 
 def find(flag: str, name: str) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ def main(values: flags.FlagValues) -> int:
     """Measures both sides in turn and prints the pair."""
     work = _zoo.load(values)
     with tempfile.TemporaryDirectory(prefix='towers-benchmark-') as folder:
-        config = dataclasses.replace(_flags.to_config(values), model_dir=folder, train_steps=10**9)
+        config = dataclasses.replace(_flags.to_config(values, work.recipe), model_dir=folder, train_steps=10**9)
         made = program.make(work.model, work.dataset, config)
         # The progress lines are written, as in a training, to where nobody reads them.
         with open(os.devnull, 'w') as unread, contextlib.redirect_stdout(unread), training.opened(made, config) as master:

@@ -18,8 +18,8 @@ from scripts import _flags, _main, _tensorboard, _zoo
 
 def main(values: flags.FlagValues) -> int:
     """Trains and says how it ended."""
-    config = _flags.to_config(values)
     work = _zoo.load(values)
+    config = _flags.to_config(values, work.recipe)
     model_dir = str(config.model_dir)
     record = _flags.Record(values, model_dir)
     with _tensorboard.beside(model_dir, wanted=config.tensorboard):
