@@ -15,6 +15,8 @@ PARTS = {
     'writes': 'build',
     'fetching': 'session',
     'signals': 'session',
+    'watchdog': 'session',
+    'marks': 'session',
     'holder': 'lock',
     'evaluator': 'evaluation',
     'results': 'evaluation',

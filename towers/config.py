@@ -149,9 +149,15 @@ class RunConfig(Section):
     train_secs: float | None = option(None, 'seconds of this call after which training ends')
     seed: int = option(1, 'of initial weights, shuffling, dropout and augmentation')
     deterministic: bool = option(False, 'the same bits at every run of the same towers, at some cost')
+    grace_secs: float = option(60.0, 'seconds after a first signal until the process ends unsaved, if a step then still blocks')
+    step_timeout_secs: float | None = option(
+        None, 'seconds that a step or its input may take, ten times as many at the start; 600 or 50 usual steps if not given; 0 = any'
+    )
+    on_step_timeout: Literal['stop', 'warn'] = option('stop', 'after step_timeout_secs: stop the run, or warn and go on waiting')
     nan_policy: Literal['stop', 'ignore'] = option('stop', 'what a loss that is not finite does')
 
     def __post_init__(self) -> None:
+        _at_least(self, 0, 'grace_secs', 'step_timeout_secs')
         _at_least(self, 0, 'train_steps', 'train_secs', 'seed')
 
 

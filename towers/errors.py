@@ -19,6 +19,10 @@ class Diverged(RuntimeError):
     """The loss is not finite, so training on would only spoil the variables; scripts exit with 3."""
 
 
+class Stalled(RuntimeError):
+    """A step or another part of the run took longer than it may; scripts exit with 1."""
+
+
 def source_line(operation: tf.Operation) -> str | None:
     """The user's line that made an operation, as 'file:line', or None where the graph does not know it.
 

@@ -47,6 +47,7 @@ def evaluate(
       ValueError: there is no such checkpoint, or model, dataset and configuration don't fit together.
       CheckpointError: there are checkpoints and none is whole.
       RuntimeError: the examples evaluated are not those of the dataset.
+      Stalled: a batch took longer than it may; where it can't be ended the process ends, with exit code 1.
       KeyboardInterrupt: a signal came; what was evaluated before it is in `results.jsonl`.
     """
     if continuous and checkpoint is not None:
@@ -59,8 +60,8 @@ def evaluate(
             found = once(model, dataset, config, checkpoint=checkpoint, stop=stop)
         return found, stop.is_set()
 
-    found, stopped = signals.run_in_worker(work)
-    if stopped:
+    found, stopped = signals.run_in_worker(work, grace_secs=config.grace_secs)
+    if stopped and (continuous or not found):
         raise KeyboardInterrupt
     return found
 
@@ -75,6 +76,8 @@ def once(
 ) -> dict[str, Any]:
     """As `evaluate` of one checkpoint, in this thread; ends early with an empty result when `stop` is set."""
     stop = stop or threading.Event()
+    if stop.is_set():
+        return {}
     model_dir = run_directory(config)
     results = results_lib.Results(model_dir, config.eval_name)
     reader = manifest.Reader(model_dir)

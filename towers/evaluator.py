@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from towers import build, devices, errors, inputs, metrics, session_config, strategies, structs
+from towers import build, devices, errors, inputs, marks, metrics, session, session_config, strategies, structs, watchdog
 from towers import config as config_lib
 from towers.checkpoint import manifest, restore
 from towers.reduce import central
@@ -43,7 +44,7 @@ class Evaluator(contextlib.AbstractContextManager):
     Args:
       model: `model(batch, *, training) -> ModelOutput`.
       dataset: zero-argument function that returns a tf.data.Dataset of single examples, which ends.
-      config: `eval_num_gpus`, `eval_device`, `eval_batch_size` and threads are used.
+      config: `model_dir`, `eval_*`, threads and time limits are used.
 
     Raises:
       ValueError: model, dataset and configuration don't fit together.
@@ -60,27 +61,38 @@ class Evaluator(contextlib.AbstractContextManager):
             source = inputs.open_source(dataset, host=towers[0].host, proto=self._proto)
             self._input = inputs.evaluation(source, config.eval_batch_size, towers)
             scope = strategies.parameter_server(parameter_device=device, seed=config.seed).scope
-            self._metrics = _totals(build.inference(model, self._input, towers, scope=scope), device)
+            outputs = build.inference(model, self._input, towers, scope=scope)
+            self._metrics = _totals(outputs, device)
+            self._marks = marks.make(self._input, [(output.tower, _made(output)) for output in outputs])
             self._restorer = restore.Restorer({variable.op.name: variable for variable in tf.global_variables()})
             self._tables = tf.tables_initializer()
             self._locals = tf.local_variables_initializer()
         self._graph.finalize()
+        self._config = config
+        self._folder = os.path.join(config.model_dir or '', 'eval', config.eval_name)
+        self._open = contextlib.ExitStack()
         self._session: Any = None
+        self._watch: Any = None
         self._step: Any = None
 
     def __enter__(self) -> 'Evaluator':
         self._session = tf.Session(graph=self._graph, config=self._proto)
         with contextlib.ExitStack() as undo:
-            undo.callback(self._session.close)
+            undo.callback(session.close, self._session)
+            late = marks.Reader(self._session, self._marks).late
+            watching = watchdog.Watchdog(self._config, folder=self._folder, late=late, close=self._session.close)
+            self._watch = undo.enter_context(watching)
             devices.check_devices(self._session, self._placement)
             self._session.run(self._tables)
             sums = {name: metric.sums for name, metric in self._metrics.items()}
-            self._step = self._session.make_callable((self._input.examples, sums))
-            undo.pop_all()
+            advance = [mark.advance for mark in self._marks]
+            self._step = self._session.make_callable((self._input.examples, sums, advance))
+            self._watch.enter(watchdog.Part.IDLE)
+            self._open = undo.pop_all()
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self._session.close()
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
 
     def load(self, checkpoint: manifest.Checkpoint) -> None:
         """Takes the values of `checkpoint`.
@@ -88,7 +100,9 @@ class Evaluator(contextlib.AbstractContextManager):
         Raises:
           ValueError: a variable of the model is missing in it or has another shape.
         """
+        self._watch.enter(watchdog.Part.LOADING)
         self._restorer.restore(self._session, checkpoint)
+        self._watch.enter(watchdog.Part.IDLE)
 
     def run(self, checkpoint: manifest.Checkpoint, stop: threading.Event) -> Evaluation | None:
         """One pass over the dataset with the values last loaded, which are those of `checkpoint`; None if `stop` was set.
@@ -98,12 +112,14 @@ class Evaluator(contextlib.AbstractContextManager):
           ValueError: it had none.
         """
         start = time.monotonic()
+        self._watch.enter(watchdog.Part.PASS, checkpoint.step)
         self._session.run(self._locals)
         self._session.run(self._input.initializer)
         examples, totals = 0, None
         while (made := None if stop.is_set() else self._batch()) is not None:
             examples += int(made[0])
             totals = _added(totals, made[1])
+        self._watch.enter(watchdog.Part.IDLE)
         if stop.is_set():
             return None
         _check_count(examples, self._input.epoch_examples)
@@ -113,8 +129,11 @@ class Evaluator(contextlib.AbstractContextManager):
 
     def _batch(self) -> tuple[Any, Mapping[str, Any]] | None:
         """The sums of the next batch; None at the input's own end."""
+        self._watch.step_begins(watchdog.Part.BATCH)
         try:
-            return self._step()
+            made = self._step()
+            self._watch.step_ends()
+            return made
         except tf.errors.OutOfRangeError as error:
             if self._is_at_end():
                 return None
@@ -128,6 +147,11 @@ class Evaluator(contextlib.AbstractContextManager):
         except tf.errors.OpError:
             logging.exception('The input could not say whether it is at its end; taking the error of the step as a failure.')
             return False
+
+
+def _made(output: structs.TowerOutput) -> list[tf.Tensor | None]:
+    """What a tower makes last."""
+    return [output.output.loss, *(part for metric in output.metrics.values() for part in metric.sums)]
 
 
 def _device_config(config: config_lib.Config) -> config_lib.DeviceConfig:

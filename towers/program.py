@@ -7,7 +7,20 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from towers import build, chain, devices, inputs, optimizers, randomness, schedules, session_config, strategies, structs, train_step
+from towers import (
+    build,
+    chain,
+    devices,
+    inputs,
+    marks,
+    optimizers,
+    randomness,
+    schedules,
+    session_config,
+    strategies,
+    structs,
+    train_step,
+)
 from towers import config as config_lib
 from towers.reduce import central
 
@@ -131,6 +144,7 @@ def _step(
         saved=train_step.saved(),
         sync=sync,
         input=source,
+        marks=marks.make(source, [(output.tower, output.gradients) for output in outputs]),
     )
 
 

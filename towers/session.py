@@ -12,9 +12,10 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from towers import errors, fetching
+from towers import errors, fetching, signals
 
 _THREADS_GRACE_SECS = 120.0
+_CLOSE_SECS = 10.0
 _NUMERIC_OPTIONS = (
     'trace_level', 'timeout_in_ms', 'inter_op_thread_pool', 'output_partition_graphs', 'report_tensor_allocations_upon_oom',
 )  # fmt: skip
@@ -103,6 +104,10 @@ class MasterSession(contextlib.AbstractContextManager):
         if self._coordinator.should_stop():
             self._note_stop(None)
         return self._stopped_by is not None
+
+    def request_stop(self, stopped_by: str) -> None:
+        """Ends the loop before its next step, as a hook that stops does; `stopped_by` is why, unless there is a reason already."""
+        self._stopped_by = self._stopped_by or stopped_by
 
     def run(self, fetches: Any) -> Any:
         """Makes one step with all hooks.
@@ -199,7 +204,7 @@ class MasterSession(contextlib.AbstractContextManager):
         session, self._session = self._session, None
         with self._contexts, contextlib.ExitStack() as closing:
             if session is not None:
-                closing.callback(session.close)
+                closing.callback(close, session)
             closing.callback(self._join_threads, quiet=not clean)
             for hook in self._hooks if clean and session is not None else ():
                 hook.end(session)
@@ -213,6 +218,12 @@ class MasterSession(contextlib.AbstractContextManager):
             if not quiet:
                 raise
             logging.exception('A thread of a hook failed too.')
+
+
+def close(session: tf.Session) -> None:
+    """Closes a session, unless something in it blocks that can't be cancelled, such as an input that waits for its data."""
+    if not signals.within(_CLOSE_SECS, session.close):
+        logging.warning('The session was not closed within %g s, as something in it is blocked; it is left behind.', _CLOSE_SECS)
 
 
 def _merge(requests: Sequence[tf.train.SessionRunArgs]) -> tuple[dict[Any, Any], tf.RunOptions | None]:

@@ -50,8 +50,10 @@ def run_in_worker(body: Callable[[threading.Event], T], *, grace_secs: float = 6
     watcher = threading.Thread(target=_watch, args=(received, stop, grace_secs, close), name='towers-signals', daemon=True)
     outcome: list[Any] = []
     worker = threading.Thread(target=_work, args=(body, stop, outcome), name='towers-worker', daemon=True)
-    before = {number: signal.signal(number, lambda number, _: received.put(number)) for number in _SIGNALS}
+    before: dict[int, Any] = {}
     try:
+        for each in _SIGNALS:
+            before[each] = signal.signal(each, lambda number, _: received.put(number))
         watcher.start()
         worker.start()
         worker.join()
@@ -79,7 +81,12 @@ def _watch(received: 'queue.SimpleQueue[int | None]', stop: threading.Event, gra
         return
     stop.set()
     name = signal.Signals(number).name
-    logging.warning('%s: stopping after the step in flight; a second signal or %g s more end the process unsaved.', name, grace_secs)
+    within(
+        1.0,
+        lambda: logging.warning(
+            '%s: stopping after the step in flight; a second signal or %g s more end the process unsaved.', name, grace_secs
+        ),
+    )
     try:
         number = received.get(timeout=grace_secs)
     except queue.Empty:
@@ -88,22 +95,34 @@ def _watch(received: 'queue.SimpleQueue[int | None]', stop: threading.Event, gra
         if number is None:
             return
         reason = f'Second signal ({signal.Signals(number).name})'
-    logging.error('%s: ending the process without saving.', reason)
-    _leave(close)
+    within(1.0, lambda: logging.error('%s: ending the process without saving.', reason))
+    leave(EXIT_UNSAVED, close)
 
 
-def _leave(close: Callable[[], None] | None) -> None:
-    """Ends the process, though any other thread may be blocked for good."""
+def leave(code: int, close: Callable[[], None] | None = None) -> None:
+    """Ends the process and its children within 5 seconds, though any other thread may be blocked for good.
+
+    Args:
+      code: exit code of the process.
+      close: called before, in a thread of its own and for 3 seconds at most.
+    """
     for child in multiprocessing.active_children():
         child.kill()
     if close is not None:
-        closing = threading.Thread(target=close, name='towers-close', daemon=True)
-        closing.start()
-        closing.join(_CLOSE_SECS)
-    flushing = threading.Thread(target=_flush, daemon=True)  # a full pipe blocks too
-    flushing.start()
-    flushing.join(1.0)
-    os._exit(EXIT_UNSAVED)
+        within(_CLOSE_SECS, close)
+    within(1.0, _flush)
+    os._exit(code)
+
+
+def within(secs: float, work: Callable[[], object]) -> bool:
+    """Does `work` in a thread of its own, which is left behind after `secs`; whether it ended in time, by an error or not.
+
+    Even a line of a log needs this where the process has to go on: whoever reads it may have stopped reading.
+    """
+    thread = threading.Thread(target=work, name='towers-within', daemon=True)
+    thread.start()
+    thread.join(secs)
+    return not thread.is_alive()
 
 
 def _flush() -> None:

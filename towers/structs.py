@@ -230,6 +230,21 @@ class Update:
 
 
 @dataclasses.dataclass(frozen=True)
+class Mark:
+    """A counter inside the graph that tells whether a part of a step is done, while the step is not.
+
+    Attributes:
+      what: the part, in words: 'the input', 'tower 1 on /gpu:1'.
+      advance: operation that counts once, when the part is done; a step runs it too.
+      count: int64 scalar, how often it did in this session.
+    """
+
+    what: str
+    advance: tf.Operation
+    count: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainStep:
     """All that a session needs to know of one training step.
 
@@ -246,6 +261,7 @@ class TrainStep:
       saved: the variables of a checkpoint, by their name in it.
       sync: operation that sets every copy from the canonical variables, run after initialising and restoring.
       input: the input that feeds the step.
+      marks: of the input and of each tower; fetch their `advance` with `ops`.
     """
 
     ops: tuple[tf.Operation, ...]
@@ -259,6 +275,7 @@ class TrainStep:
     saved: Mapping[str, tf.Variable]
     sync: tf.Operation
     input: Input
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,11 +14,11 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from towers import companion, devices, evaluation, optimizers, program, record, session, signals, structs, writers
+from towers import companion, devices, evaluation, marks, optimizers, program, record, session, signals, structs, watchdog, writers
 from towers import config as config_lib
 from towers import results as results_lib
 from towers.checkpoint import manifest, restore, saver
-from towers.hooks import checkpointing, every, nan, progress, scalars, start, stop, summary
+from towers.hooks import checkpointing, every, nan, progress, scalars, start, stop, summary, watch
 
 _CLOSE_SECS = 60.0  # for a checkpoint still being written when the training fails
 _EVALUATION_SECS = 24 * 3600.0  # no wait is without a limit
@@ -51,6 +51,7 @@ def train(
     Raises:
       ValueError: model, dataset and configuration don't fit together.
       Diverged: the loss is not finite.
+      Stalled: a step took longer than it may; where it can't be ended the process ends, with exit code 1.
       CheckpointError: the last checkpoint could not be saved, or none of those that exist is whole.
     """
     model_dir = config.model_dir
@@ -63,7 +64,7 @@ def train(
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
     job = _Job(model, dataset, config, eval_dataset, tuple(hooks), optimizer)
-    return signals.run_in_worker(functools.partial(_run, job))
+    return signals.run_in_worker(functools.partial(_run, job), grace_secs=config.grace_secs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +104,8 @@ def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
         logging.info('%s', made.placement.note)
         reached = _train(job, made, found, stop_event)
         scores = _scores(job, reached, stop_event, beside)
+        if stop_event.is_set() and job.eval_dataset is not None and not scores:
+            reached.stopped_by = 'signal'  # all steps may be done, but not the evaluation
     newest = manifest.all(job.model_dir)
     return record.TrainResult(
         step=reached.step,
@@ -126,8 +129,10 @@ def _train(job: _Job, made: program.Program, found: manifest.Checkpoint | None, 
         if not found.manifest.final:
             manifest.write(job.model_dir, dataclasses.replace(found.manifest, final=True))
         return reached
+    if stop_event.is_set():  # while the graph was built
+        return dataclasses.replace(reached, stopped_by='signal')
     with opened(made, config, found=found, hooks=job.hooks, stop_event=stop_event) as master:
-        _loop(master, step, reached)
+        _loop(master, step, reached, stop_event)
     reached.stopped_by = master.stopped_by or 'hook'
     return reached
 
@@ -159,21 +164,32 @@ def opened(
         initialize = _initializer(made, found, config)
     with contextlib.ExitStack() as closing:
         closing.callback(keeper.close, _CLOSE_SECS)
+        watching = watchdog.Watchdog(
+            config,
+            folder=model_dir,
+            late=lambda done: marks.Reader(master.raw_session(), step.marks).late(done),
+            close=lambda: master.raw_session().close(),
+        )
         # Whatever ends the run but a signal ends it for good. Saving comes last: what it saves has passed every hook.
         saving = checkpointing.CheckpointHook(keeper, step.step, config=config, final=lambda: master.stopped_by != 'signal')
         stopping = _stopping(made, config, stop_event or threading.Event())
-        every_hook = (*stopping, *hooks, *_reporting(made, config, closing), saving)
+        told = watch.StepHook(watching, step.step), watch.SavingHook(watching)
+        every_hook = (told[0], *stopping, *hooks, told[1], *_reporting(made, config, closing), saving)
         master = session.MasterSession(made.graph, every_hook, proto=made.proto, initialize=initialize, ended=step.input.ended)
-        with master:
+        with watching, master:
             yield master
 
 
-def _loop(master: session.MasterSession, step: structs.TrainStep, reached: _Reached) -> None:
+def _loop(master: session.MasterSession, step: structs.TrainStep, reached: _Reached, stop_event: threading.Event) -> None:
     """The steps; the rate leaves out the first, in which TensorFlow prepares itself."""
-    fetches = (*step.ops, step.step, step.report['examples_seen'], step.report['loss'])  # flat, which is the cheapest form
+    advance = [mark.advance for mark in step.marks]
+    fetches = (*step.ops, *advance, step.step, step.report['examples_seen'], step.report['loss'])  # flat, which is the cheapest form
     started, first_examples = time.monotonic(), reached.examples
     try:
         while not master.should_stop():
+            if stop_event.is_set():  # since the last step, so the next one is not begun
+                master.request_stop('signal')
+                break
             *_, number, seen, loss = master.run(fetches)
             if reached.step == reached.first_step:
                 started, first_examples = time.monotonic(), int(seen)
