@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from scripts import _flags
-from towers import errors
+from towers import errors, signals
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DONE, FAILED, MISUSED, DIVERGED, STOPPED = 0, 1, 2, 3, 75  # 76 is given by the session itself: run() was blocked
@@ -21,8 +21,7 @@ DONE, FAILED, MISUSED, DIVERGED, STOPPED = 0, 1, 2, 3, 75  # 76 is given by the 
 
 def run(main: Callable[[flags.FlagValues], int], values: flags.FlagValues, doc: str | None) -> NoReturn:
     """Parses the flags, runs `main` with them, and exits with its code or the one of its error."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _handle_signals(_interrupt)
     sys.exit(_guarded(main, values, doc or ''))
 
 
@@ -32,6 +31,12 @@ def print_table(rows: Mapping[str, Any]) -> None:
     for name, value in rows.items():
         print(f'{name:{width}}  {value:.4g}' if isinstance(value, float) else f'{name:{width}}  {value}')
     sys.stdout.flush()
+
+
+def stopped(step: int, steps_run: int) -> int:
+    """Says that a signal ended a training, and what was saved; returns the exit code."""
+    saved = f'after step {step}, which is saved' if steps_run else 'before the first step: nothing to save'
+    return _say(STOPPED, f'Stopped by a signal {saved}; run the same command again to go on.')
 
 
 def tensorboard_command(model_dir: str) -> str:
@@ -51,8 +56,8 @@ def _guarded(main: Callable[[flags.FlagValues], int], values: flags.FlagValues, 
     try:
         _flags.parse(values, sys.argv)
         return main(values)
-    except KeyboardInterrupt:
-        return _say(STOPPED, 'Stopped by a signal; run the same command again to go on.')
+    except KeyboardInterrupt as error:
+        return _say(STOPPED, f'Stopped by {error or "a signal"}; run the same command again to go on.')
     except Exception as error:
         code = _code(error)
         if code is None:
@@ -80,8 +85,19 @@ def _raised_in(error: Exception, *folders: str) -> bool:
     return os.path.realpath(frames[-1].filename).startswith(tuple(f'{ROOT / folder}{os.sep}' for folder in folders))
 
 
+def _handle_signals(handler: Callable[[int, FrameType | None], object]) -> None:
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, handler)
+
+
 def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+    """Before and after the work, which has handlers of its own."""
+    _handle_signals(_leave)
+    raise KeyboardInterrupt(f'{signal.Signals(signum).name} outside the work: nothing to save')
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    signals.leave(signals.EXIT_UNSAVED)
 
 
 def _asks_help(argv: list[str]) -> bool:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
+_stderr = 2  # file descriptor, another one while 2 is held
 _LOG_FORMAT = '%(levelname).1s %(asctime)s %(message)s'
 
 
@@ -51,7 +52,10 @@ def end_on_signals() -> None:
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(75)
+    # At once, since what is being imported might catch any exception.
+    with contextlib.suppress(OSError):
+        os.write(_stderr, f'Stopped by {signal.Signals(signum).name} before the work: nothing to save; run it again.\n'.encode())
+    os._exit(75)
 
 
 def _set_up_logs() -> None:
@@ -69,8 +73,9 @@ def _held_stderr() -> Iterator[None]:
     if sys.stderr is None:  # closed by whoever started us
         yield
         return
+    global _stderr
     sys.stderr.flush()
-    real = os.dup(2)
+    _stderr = real = os.dup(2)
     with tempfile.TemporaryFile() as held:
         faulthandler.enable(real)  # a TensorFlow that aborts says at least where
         os.dup2(held.fileno(), 2)
@@ -84,4 +89,5 @@ def _held_stderr() -> Iterator[None]:
             sys.stderr.flush()
             os.dup2(real, 2)
             faulthandler.enable(2)
+            _stderr = 2
             os.close(real)

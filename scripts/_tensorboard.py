@@ -18,6 +18,7 @@ from absl import logging
 
 _HOST = 'localhost'
 _START_SECS = 60.0
+_END_SECS = 10.0
 
 
 @contextlib.contextmanager
@@ -35,12 +36,14 @@ def beside(logdir: str, *, wanted: bool = True, say: Callable[[str], None] = log
     port = _free_port()
     # -P: the scripts' folder is no place to import from; a file there may be named like a standard module.
     command = [sys.executable, '-P', os.path.abspath(__file__), '--logdir', os.path.abspath(logdir), '--port', str(port), '--host', _HOST]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
-        threading.Thread(target=_announce, args=(child, f'http://{_HOST}:{port}/', say), daemon=True).start()
-        try:
-            yield
-        finally:
-            child.kill()
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    threading.Thread(target=_announce, args=(child, f'http://{_HOST}:{port}/', say), daemon=True).start()
+    try:
+        yield
+    finally:
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=_END_SECS)
 
 
 def _free_port() -> int:

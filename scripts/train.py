@@ -29,10 +29,7 @@ def main(values: flags.FlagValues) -> int:
     done = {'steps': f'{result.step} ({result.steps_run} in this run)', **made}
     look = {'run directory': model_dir, 'TensorBoard': _main.tensorboard_command(model_dir)}
     _main.print_table(scores | done | look)
-    if result.stopped_by == 'signal':
-        print('Stopped by a signal; run the same command again to go on.', file=sys.stderr)
-        return _main.STOPPED
-    return _main.DONE
+    return _main.stopped(result.step, result.steps_run) if result.stopped_by == 'signal' else _main.DONE
 
 
 if __name__ == '__main__':

@@ -97,7 +97,8 @@ def test_a_signal_before_the_work_is_exit_75(signum):
     with subprocess.Popen([sys.executable, '-c', code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout.readline() == '1\n'
         child.send_signal(signum)
-        assert (child.wait(30), child.stderr.read()) == (75, '')
+        said = f'Stopped by {signum.name} before the work: nothing to save; run it again.\n'
+        assert (child.wait(30), child.stderr.read()) == (75, said)
 
 
 def test_the_table_has_two_columns(capsys):
