@@ -46,7 +46,7 @@ def load_tensorflow(argv: Sequence[str]) -> None:
 
 def end_on_signals() -> None:
     """Until the command has its own handlers, SIGTERM and SIGINT end it with 75: nothing is lost, run it again."""
-    if multiprocessing.parent_process() is None:
+    if multiprocessing.current_process().name == 'MainProcess':  # parent_process() is not known yet in a child that imports this
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, _end)
 

@@ -80,37 +80,38 @@ def test_a_failing_evaluator_is_a_warning_and_one_that_hangs_is_stopped(tmp_path
 
 
 SCRIPT = """
-    import sys, time
-    import companion_model
-    import towers
-    from towers import companion
-
-    if __name__ == '__main__':
-        beside = companion.Companion(companion_model.model, companion_model.data, towers.Config(model_dir=sys.argv[1]))
-        beside.start()
-        time.sleep(600)
-"""
-MODEL = """
-    import os, sys
+    import os, signal, sys, time
+    if __name__ != '__main__':  # the child imports it
+        print(os.getpid(), flush=True)
+        time.sleep(sys.argv[2] == 'import' and 600)
     import tensorflow.compat.v1 as tf
     import towers
+    from towers import companion
 
     def model(batch, *, training):
         return towers.ModelOutput(tf.reduce_mean(batch) * tf.get_variable('w', []))
 
     def data():
-        print(os.getpid(), flush=True)
+        print('data', flush=True)
         return tf.data.Dataset.from_tensor_slices([1.0, 2.0])
+
+    if __name__ == '__main__':
+        beside = companion.Companion(model, data, towers.Config(model_dir=sys.argv[1]))
+        beside.start()
+        time.sleep(600)
 """
 
 
-def test_it_dies_with_its_parent(tmp_path):
-    for name, text in (('script.py', SCRIPT), ('companion_model.py', MODEL)):
-        (tmp_path / name).write_text(textwrap.dedent(text))
-    command = [sys.executable, str(tmp_path / 'script.py'), str(tmp_path / 'run')]
+@pytest.mark.parametrize('phase', ['import', 'poll'])
+def test_it_dies_with_its_parent(tmp_path, phase):
+    (tmp_path / 'script.py').write_text(textwrap.dedent(SCRIPT))
+    command = [sys.executable, str(tmp_path / 'script.py'), str(tmp_path / 'run'), phase]
     environment = {**os.environ, 'PYTHONPATH': ROOT}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True) as parent:
         child = int(parent.stdout.readline())
+        assert exists(child)
+        if phase == 'poll':
+            assert parent.stdout.readline() == 'data\n'
         parent.kill()
         start = time.monotonic()
         wait_until(lambda: not exists(child))

@@ -1,11 +1,12 @@
 """The evaluator beside a training: `towers.evaluation.follow` in a process of its own, with low priority.
 
-It ends with its parent, however that ends: each side holds one end of a pipe, over which the parent says that no other
-checkpoint will follow, and whose end tells the child that the parent is gone.
+Two pipes lead from the parent to it. Over one the parent says that no other checkpoint will follow. The other one stays
+silent; when the parent is gone, however that came, its end makes the kernel end the child, whatever that is doing.
 """
 
 import contextlib
 import dataclasses
+import fcntl
 import multiprocessing
 import os
 import pickle
@@ -27,7 +28,6 @@ from towers import results as results_lib
 _NAME = 'towers-evaluator'
 _NO_MORE = 'no other checkpoint will follow'
 _ORPHANED = 1
-_PARENT_SECS = 1.0  # between two looks whether the parent is still there
 _SLICE_SECS = 0.1
 _STOP_SECS = 5.0
 _LOWEST = 19  # priority
@@ -59,7 +59,7 @@ class Companion(contextlib.AbstractContextManager):
         self._config = dataclasses.replace(config, model_dir=evaluation.run_directory(config), intra_op_threads=1, inter_op_threads=1)
         self._work = (model, dataset, self._config)
         self._process: Any = None
-        self._pipe: Any = None
+        self._pipes: tuple[Any, ...] = ()
 
     def __enter__(self) -> 'Companion':
         self.start()
@@ -71,12 +71,18 @@ class Companion(contextlib.AbstractContextManager):
     def start(self) -> None:
         """Starts the process, which takes some seconds to import TensorFlow and build its graph, and returns at once."""
         context = multiprocessing.get_context('spawn')
-        reader, self._pipe = context.Pipe(duplex=False)
-        self._process = context.Process(target=_serve, args=(*self._work, reader, os.getpid()), name=_NAME, daemon=True)
+        word, own_word = context.Pipe(duplex=False)
+        life, own_life = context.Pipe(duplex=False)
+        self._pipes = own_word, own_life
+        self._process = context.Process(target=_serve, args=(*self._work, (word, life), os.getpid()), name=_NAME, daemon=True)
         resource_tracker.ensure_running()  # it would lift the block of signals below
         with _environment(_child_environment(self._config)), futures.ThreadPoolExecutor(1) as pool:
             pool.submit(_launch, self._process).result()
-        reader.close()
+        # From its first instruction on, also where it imports or blocks, the end of the pipe is a signal that ends the child.
+        fcntl.fcntl(life, fcntl.F_SETOWN, self._process.pid)
+        fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+        for pipe in (word, life):
+            pipe.close()
 
     def wait(self, timeout: float, *, stop: threading.Event | None = None) -> dict[str, Any]:
         """Tells the evaluator that the newest checkpoint is the last one, and waits until it is evaluated.
@@ -91,7 +97,7 @@ class Companion(contextlib.AbstractContextManager):
         if self._process is None:
             return {}
         with contextlib.suppress(OSError):  # it has ended already
-            self._pipe.send(_NO_MORE)
+            self._pipes[0].send(_NO_MORE)
         end = time.monotonic() + timeout
         while self._process.is_alive() and time.monotonic() < end and not (stop and stop.is_set()):
             self._process.join(_SLICE_SECS)
@@ -111,11 +117,11 @@ class Companion(contextlib.AbstractContextManager):
         process, self._process = self._process, None
         if process is None:
             return
-        for end in (process.terminate, process.kill):
-            if process.is_alive():
-                end()
-                process.join(_STOP_SECS)
-        self._pipe.close()
+        if process.is_alive():
+            process.kill()  # it has nothing to tidy up: each line and each event is written at once
+            process.join(_STOP_SECS)
+        for pipe in self._pipes:
+            pipe.close()
 
 
 def _check_main() -> None:
@@ -170,27 +176,26 @@ def _launch(process: Any) -> None:
     process.start()
 
 
-def _serve(model: structs.Model, dataset: structs.Dataset, config: config_lib.Config, reader: connection.Connection, parent: int) -> None:
+def _serve(
+    model: structs.Model,
+    dataset: structs.Dataset,
+    config: config_lib.Config,
+    pipes: tuple[connection.Connection, connection.Connection],
+    parent: int,
+) -> None:
     """The child: follows the checkpoints until the parent says that there will be no more."""
     os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
-    last = threading.Event()
-    threading.Thread(target=_listen, args=(reader, parent, last), name='parent', daemon=True).start()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # at once, whatever the script's own handler does
+    word, _ = pipes
+
+    def is_over() -> bool:
+        if os.getppid() != parent:  # and something else holds the other end of its pipe
+            os._exit(_ORPHANED)
+        return word.poll()
+
     try:
-        evaluation.follow(model, dataset, config, done=last.is_set)
+        evaluation.follow(model, dataset, config, done=is_over)
     except Exception as error:
         known = isinstance(error, ValueError) or type(error).__module__.startswith('towers.')
         logging.error('The evaluator failed: %s', error, exc_info=None if known else error)
         sys.exit(1)
-
-
-def _listen(reader: connection.Connection, parent: int, last: threading.Event) -> None:
-    """Sets `last` when the parent says so; ends this process when the parent is gone, whatever it is doing."""
-    while True:
-        try:
-            if reader.poll(_PARENT_SECS):
-                reader.recv()
-                last.set()
-        except (EOFError, OSError):
-            os._exit(_ORPHANED)
-        if os.getppid() != parent:
-            os._exit(_ORPHANED)

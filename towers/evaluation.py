@@ -62,7 +62,7 @@ def evaluate(
 
     found, stopped = signals.run_in_worker(work, grace_secs=config.grace_secs)
     if stopped and (continuous or not found):
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt('a signal, after which no evaluation was begun')
     return found
 
 
