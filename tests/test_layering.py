@@ -12,6 +12,7 @@ L3 = {'program', 'run_directory', 'training', 'evaluator', 'results', 'evaluatio
 # A stage is one file or one folder; a file here belongs to the stage it is named with.
 PARTS = {
     'gradients': 'build',
+    'passes': 'inputs',
     'writes': 'build',
     'fetching': 'session',
     'signals': 'session',

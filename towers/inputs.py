@@ -6,13 +6,14 @@ the number of towers; `sharded` pipelines slice inside tf.data instead, off the 
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from towers import config, structs
+from towers import config, passes, structs
 
 _nest = tf.nest
 _SCOPE = 'input/'  # entered again by each part
@@ -23,12 +24,12 @@ class Source:
     """A user's dataset in the current graph.
 
     Attributes:
-      dataset: single examples of any structure.
+      passes: over single examples of any structure.
       size: examples in one pass; None = unknown or endless.
       endless: whether a pass never ends.
     """
 
-    dataset: tf.data.Dataset
+    passes: passes.Passes
     size: int | None
     endless: bool
 
@@ -48,14 +49,15 @@ def open_source(dataset: structs.Dataset, *, host: str, proto: tf.ConfigProto | 
         made = dataset()
         if not isinstance(made, tf.compat.v2.data.Dataset):
             raise ValueError(f'A dataset function must return a tf.data.Dataset of single examples, got {type(made).__name__}.')
-        cardinality = tf.data.experimental.cardinality(made)
+        source = passes.of(made)
+        cardinality = tf.data.experimental.cardinality(source.make())
     graph = tf.get_default_graph()
     with tf.Session(graph=graph, config=proto) as session:
         size = int(session.run(cardinality))
     if size == 0:
         raise ValueError('The dataset has no examples; expected at least one. Check its files and filters.')
     endless = size == tf.data.experimental.INFINITE_CARDINALITY
-    return Source(made, size if size > 0 else None, endless)
+    return Source(source, size if size > 0 else None, endless)
 
 
 def training(source: Source, section: config.InputConfig, towers: Sequence[structs.Tower]) -> structs.Input:
@@ -70,13 +72,15 @@ def training(source: Source, section: config.InputConfig, towers: Sequence[struc
     whole = source.endless or (source.size is not None and source.size % size == 0)
     sharded = section.input_pipeline == 'sharded'
     with tf.device(towers[0].host), tf.name_scope(_SCOPE):
-        dataset = _batched(source.dataset, size, drop_remainder=whole).repeat(section.train_epochs)
+        batched = functools.partial(_batched, size=size, drop_remainder=whole)
+        dataset = source.passes.repeated(batched, section.train_epochs, may_be_empty=source.size is None and not source.endless)
         made = (_sharded if sharded else _global)(dataset, section.prefetch, towers)
         if source.endless or section.train_epochs is None:
             # It has no end, so no error is one: an iterator whose run another operation cancelled may say that it has ended.
             made = dataclasses.replace(made, ended=tf.constant(False))
     # Two inputs with equal facts can exchange positions; the number of towers matters only where each has a pipeline.
-    facts = (repr(dataset.element_spec), source.size, size, section.train_epochs is None, len(towers) if sharded else 0)
+    form = (*source.passes.kinds, repr(dataset.element_spec))
+    facts = (form, source.size, size, section.train_epochs is None, len(towers) if sharded else 0)
     fingerprint = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     return dataclasses.replace(made, fingerprint=fingerprint, epoch_examples=source.size)
 
@@ -88,7 +92,7 @@ def evaluation(source: Source, batch_size: int, towers: Sequence[structs.Tower])
     size = batch_size * len(towers)
     whole = source.size is not None and source.size % size == 0
     with tf.device(towers[0].host), tf.name_scope(_SCOPE):
-        made = _global(_batched(source.dataset, size, drop_remainder=whole), None, towers, saved=False)
+        made = _global(_batched(source.passes.make(), size, drop_remainder=whole), None, towers, saved=False)
     return dataclasses.replace(made, epoch_examples=source.size)
 
 

@@ -1,0 +1,186 @@
+"""The passes over a user's dataset: each is made anew from its number, so that what it holds depends on that alone.
+
+Two flaws of TensorFlow's own repetition are mended by that. A shuffle draws the order of its next pass from a state that is
+lost where a position is saved after its data has been read and before the batches made of it are used up: the passes
+after a restore then have other orders. And `map` of `tf.compat.v1` takes any OutOfRangeError of its function (a closed
+queue's) for the end of the data, and forgets how many elements there are.
+"""
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+_DATASET = re.compile(r'Dataset(V\d+)?$')
+_FOR_ALL_PASSES = ('CacheDataset', 'CacheDatasetV2')  # stay outside, with all that is before them
+_VARIES = ('reshuffle_each_iteration', 'rerandomize_each_iteration')
+_COPY = '_in_passes'  # the copies of functions must not have the names of the originals
+_ENDS_EARLY = 'preserve_cardinality'  # False: an OutOfRangeError of the map's function ends the data
+
+
+@dataclasses.dataclass(frozen=True)
+class Passes:
+    """A dataset as its graph, to be made again.
+
+    Attributes:
+      dataset: the user's, whose tensors and functions the passes use.
+      options: its own, which hold for the passes as a whole.
+      variant: name of the tensor that stands for it.
+      definition: the operations that make it, with the names of `given` for what comes from outside.
+      given: name -> the tensor outside.
+      seeds: the names of `given` that are a pair of seeds of something that differs from pass to pass.
+    """
+
+    dataset: tf.data.Dataset
+    options: tf.data.Options
+    variant: str
+    definition: tf.GraphDef
+    given: Mapping[str, tf.Tensor]
+    seeds: tuple[tuple[str, str], ...]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The types of the operations, which datasets must share to exchange positions."""
+        return tuple(node.op for node in self.definition.node)
+
+    def make(self, number: tf.Tensor | None = None) -> tf.data.Dataset:
+        """The dataset in the current graph, in the order of pass `number` (int64 scalar); None = in the order of its own seeds."""
+        inputs = {name: tf.identity(tensor) for name, tensor in self.given.items()}
+        for pair in self.seeds if number is not None else ():
+            folded = tf.random.experimental.stateless_fold_in(tf.stack([inputs[name] for name in pair]), number)
+            inputs.update(zip(pair, tf.unstack(folded), strict=True))
+        [variant] = tf.import_graph_def(
+            self.definition, {f'{name}:0': tensor for name, tensor in inputs.items()}, [self.variant], name='pass'
+        )
+        made = tf.data.experimental.from_variant(variant, self.dataset.element_spec)
+        return made.with_options(self.options)
+
+    def repeated(self, arrange: Callable[[tf.data.Dataset], tf.data.Dataset], count: int | None, *, may_be_empty: bool) -> tf.data.Dataset:
+        """The passes one after the other.
+
+        Args:
+          arrange: what is done with each pass by itself, such as batching.
+          count: number of passes; None = for ever.
+          may_be_empty: whether a pass without elements must be looked for; it is an error then, where TensorFlow's own
+            `repeat` would look for ever.
+        """
+
+        @tf.autograph.experimental.do_not_convert
+        def one(number: tf.Tensor) -> tf.data.Dataset:
+            made = arrange(self.make(number))
+            return _marked(made) if may_be_empty else made
+
+        made = tf.data.Dataset.range(tf.int64.max if count is None else count).flat_map(one)
+        return (_checked(made) if may_be_empty else made).with_options(self.options)
+
+
+def of(dataset: tf.data.Dataset) -> Passes:
+    """Takes a dataset of the current graph apart."""
+    variant = tf.data.experimental.to_variant(dataset)
+    library = {function.signature.name: function for function in variant.graph.as_graph_def().library.function}
+    nodes = {node.name: node for node in _chain(variant.op)}
+    definition = tf.GraphDef(versions=variant.graph.graph_def_versions)
+    given: dict[str, tf.Tensor] = {}
+    seeds = []
+    for node in nodes.values():
+        made = definition.node.add()
+        made.CopyFrom(node.node_def)
+        made.device = ''  # a pass is made inside a function, which has a device as a whole
+        made.attr.pop('_class', None)
+        inputs = [_input(tensor, nodes, given) for tensor in node.inputs]
+        made.input[:] = inputs
+        if any(made.attr[name].b for name in _VARIES if name in made.attr):
+            places = [[argument.name for argument in node.op_def.input_arg].index(name) for name in ('seed', 'seed2')]
+            seeds.append((inputs[places[0]], inputs[places[1]]))
+    _keep_every_element(definition, library)
+    with warnings.catch_warnings():  # it says that options hidden in a graph don't show, such as those of a loaded dataset
+        warnings.simplefilter('ignore')
+        options = dataset.options()
+    return Passes(dataset, options, variant.name, definition, given, tuple(seeds))
+
+
+def _chain(last: tf.Operation) -> Iterator[tf.Operation]:
+    """The operations that make a dataset, `last` being its last; what all passes share is left out."""
+    seen, waiting = set(), [last]
+    while waiting:
+        operation = waiting.pop()
+        if operation.name not in seen and _DATASET.search(operation.type) and operation.type not in _FOR_ALL_PASSES:
+            seen.add(operation.name)
+            waiting += [tensor.op for tensor in operation.inputs if tensor.dtype == tf.variant]
+            yield operation
+
+
+def _input(tensor: tf.Tensor, nodes: Mapping[str, tf.Operation], given: dict[str, tf.Tensor]) -> str:
+    """What the copy of a node reads in place of `tensor`: another copy, or something given."""
+    if tensor.op.name in nodes:
+        return tensor.name
+    name = f'given_{len(given)}'
+    given[name] = tensor
+    return name
+
+
+def _keep_every_element(definition: tf.GraphDef, library: Mapping[str, Any]) -> None:
+    """Makes an OutOfRangeError in any map an error, in the functions of `library` too, which come along."""
+    functions: dict[str, Any] = {}
+    waiting = list(definition.node)
+    while waiting:
+        node = waiting.pop()
+        if _ENDS_EARLY in node.attr:
+            node.attr[_ENDS_EARLY].b = True
+        for function in _functions(node):
+            if function.name in library and function.name not in functions:
+                functions[function.name] = definition.library.function.add()
+                functions[function.name].CopyFrom(library[function.name])
+                waiting += functions[function.name].node_def
+    for node in [*definition.node, *[node for function in functions.values() for node in function.node_def]]:
+        for function in _functions(node):
+            if function.name in functions:
+                function.name += _COPY
+    for function in functions.values():
+        function.signature.name += _COPY
+
+
+def _functions(node: Any) -> Iterator[Any]:
+    for attribute in node.attr.values():
+        if attribute.HasField('func'):
+            yield attribute.func
+        yield from attribute.list.func
+
+
+def _marked(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """(True, batch) for each, and at the end (False, a blank)."""
+    marked = batches.map(lambda *batch: (tf.constant(True), _whole(batches, batch)))
+    blank = tf.nest.map_structure(_blank, batches.element_spec)
+    return marked.concatenate(tf.data.Dataset.from_tensors((tf.constant(False), blank)))
+
+
+def _checked(marked: tf.data.Dataset) -> tf.data.Dataset:
+    """The batches of `_marked` passes without the marks; a pass of a mark alone is an error."""
+
+    def look(some: tf.Tensor, element: Any) -> tuple[tf.Tensor, Any]:
+        is_batch, batch = element
+        message = 'A pass over the dataset gave no example; expected at least one. Check its files and filters.'
+        with tf.control_dependencies([tf.debugging.Assert(tf.logical_or(is_batch, some), [message])]):
+            return tf.identity(is_batch), (tf.identity(is_batch), batch)
+
+    batches = marked.scan(tf.constant(False), look)
+    return batches.filter(lambda is_batch, batch: is_batch).map(lambda is_batch, batch: batch)
+
+
+def _whole(dataset: tf.data.Dataset, arguments: tuple[Any, ...]) -> Any:
+    """An element from the arguments that `map` makes of it."""
+    return arguments if type(dataset.element_spec) is tuple else arguments[0]
+
+
+def _blank(spec: Any) -> Any:
+    """Something of a type, without rows."""
+    shape = [] if spec.shape.rank is None else [size or 0 for size in spec.shape.as_list()]
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.SparseTensor(tf.zeros([0, len(shape)], tf.int64), tf.zeros([0], spec.dtype), tf.constant(shape, tf.int64))
+    if isinstance(spec, tf.RaggedTensorSpec):
+        rows = tf.zeros(shape, spec.dtype)
+        return tf.RaggedTensor.from_tensor(rows, ragged_rank=spec.ragged_rank, row_splits_dtype=spec.row_splits_dtype)
+    return tf.zeros(shape, spec.dtype)
