@@ -1,0 +1,190 @@
+"""Towers as they are built: what is recorded, what is left behind, and the errors of models; the laws are in conformance."""
+
+import functools
+
+import harness
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers import build, config, devices, gradients, inputs, randomness, strategies, writes
+
+PLACEMENT = devices.place(config.DeviceConfig(num_gpus=2, device='cpu'))
+PROTO = tf.ConfigProto(device_count={'CPU': 3}, allow_soft_placement=False, intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)
+
+
+@pytest.fixture(autouse=True)
+def graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def strategy():
+    return strategies.parameter_server(parameter_device='/cpu:0', seed=1)
+
+
+def source(*values, training=True):
+    opened = inputs.open_source(harness.numbers(*values), host='/cpu:0')
+    if not training:
+        return inputs.evaluation(opened, 2, PLACEMENT.towers)
+    return inputs.training(opened, config.InputConfig(global_batch_size=4), PLACEMENT.towers)
+
+
+def train(model, *values):
+    draws = functools.partial(randomness.Draws, 1, tf.constant(0, tf.int64))
+    return build.training(model, source(*values or (1, 2, 3, 4)), PLACEMENT.towers, scope=strategy().scope, draws=draws)
+
+
+def loss_of(x, name='w'):
+    return tf.reduce_mean(harness.variable(name, 1.0) * x)
+
+
+def test_what_is_recorded_of_each_tower(graph):
+    def model(x, *, training):
+        assert training
+        tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, tf.square(harness.variable('v', 2.0), name='by_hand'))
+        mean = harness.variable('mean', 0.0, trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, mean.assign_add(tf.reduce_mean(x)))
+        tf.summary.scalar('x', tf.reduce_mean(x))
+        return towers.ModelOutput(loss_of(x), metrics={'x': tf.reduce_mean(x)}, predictions=x)
+
+    first, second = train(model, 1, 2, 3)
+    assert [output.tower.index for output in (first, second)] == [0, 1]
+    assert [v.op.name for v in first.variables] == ['v', 'w'] and all(
+        a is b for a, b in zip(first.variables, second.variables, strict=True)
+    )
+    assert [g is None for g in first.gradients] == [True, False]
+    assert [penalty.op.name for penalty in (*first.penalties, *second.penalties)] == ['tower_0/by_hand', 'tower_1/by_hand']
+    assert [(w.variable.op.name, w.kind) for w in second.state] == [('mean', 'assign_add')]
+    assert [len(output.summaries) for output in (first, second)] == [1, 1]
+    assert [output.output.predictions.device for output in (first, second)] == ['/device:CPU:0'] * 2  # the input's own tensors
+    assert [output.output.loss.device for output in (first, second)] == ['/device:CPU:1', '/device:CPU:2']
+    assert [output.gradients[1].device for output in (first, second)] == ['/device:CPU:1', '/device:CPU:2']
+    assert first.output.loss.dtype == tf.float32 and first.output.loss.op.name.startswith('tower_0/')
+
+
+def test_seed_and_scopes_are_left_as_they_were(graph):
+    tf.set_random_seed(5)
+    train(lambda x, *, training: towers.ModelOutput(loss_of(x)))
+    assert graph.seed == 5 and graph.get_name_scope() == '' and tf.get_variable_scope().name == ''
+    assert tf.get_variable_scope().custom_getter is None and not tf.get_variable_scope().reuse
+    tf.Variable(1.0)  # no creator of a tower is left behind
+
+
+def test_inference_has_metrics_and_predictions_and_counts_no_stand_in(graph):
+    def model(x, *, training):
+        assert not training
+        logits = harness.variable('w', 2.0) * x
+        return towers.ModelOutput(loss=tf.reduce_mean(logits), metrics={'mean': tf.reduce_mean(x)}, predictions={'y': logits})
+
+    data = source(1, 2, 3, 4, 5, training=False)
+    outputs = build.inference(model, data, PLACEMENT.towers, scope=strategy().scope)
+    assert not any(output.gradients or output.state or output.penalties for output in outputs)
+    fetches = [(o.output.predictions['y'], o.metrics['mean'].sums, o.examples) for o in outputs]
+    with tf.Session(config=PROTO) as session:
+        session.run([tf.global_variables_initializer(), data.initializer])
+        found = [session.run(fetches) for _ in range(2)]
+    assert [[y.tolist() for y, _, _ in step] for step in found] == [[[2, 4], [6, 8]], [[10], [10]]]
+    assert [[sums for _, sums, _ in step] for step in found] == [[(3, 2), (7, 2)], [(5, 1), (0, 0)]]
+    assert [[int(n) for _, _, n in step] for step in found] == [[2, 2], [1, 0]]
+
+
+def test_a_model_may_leave_the_loss_out_of_inference():
+    def model(x, *, training):
+        return towers.ModelOutput(predictions=harness.variable('w', 1.0) * x)
+
+    outputs = build.inference(model, source(1, 2, 3, 4, training=False), PLACEMENT.towers, scope=strategy().scope)
+    assert [output.output.loss for output in outputs] == [None, None]
+
+
+def objectives(x, *, names):
+    variables = {name: harness.variable(name, 1.0) for name in 'ab'}
+    return tuple(towers.Objective(name, loss_of(x, 'c') + variables[name], (variables[name],)) for name in names)
+
+
+def with_penalty_of_batch(x):
+    made = objectives(x, names='ab')
+    tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, tf.reduce_mean(x, name='activity'))
+    return towers.ModelOutput(objectives=made)
+
+
+@pytest.mark.parametrize(
+    ('output', 'message'),
+    [
+        (lambda x: loss_of(x), r'A model must return a towers.ModelOutput, got .*Tensor; wrap the loss: ModelOutput\(loss\)'),
+        (lambda x: (loss_of(x), {}), r'A model must return a towers.ModelOutput, got tuple'),
+        (lambda x: towers.ModelOutput(), r'A model in training must return a loss, got None; give ModelOutput\(loss=...\)'),
+        (lambda x: towers.ModelOutput(harness.variable('w', 1.0) * x), r'must be a scalar mean .*, got shape \(2,\); use tf.reduce_mean'),
+        (lambda x: towers.ModelOutput(tf.reduce_mean(x)), r'The model made no trainable variable; expected at least one tf.get_variable'),
+        (
+            lambda x: towers.ModelOutput(loss_of(x), objectives=(towers.Objective('a', tf.reduce_mean(x), ()),)),
+            r'A model returns a loss or objectives, got both; leave ModelOutput.loss out',
+        ),
+        (
+            lambda x: towers.ModelOutput(objectives=objectives(x, names='aa')),
+            r"The variable 'a' belongs to two objectives; give each variable to one",
+        ),
+        (with_penalty_of_batch, r"The penalty 'tower_0/activity' depends on the batch and could be of any objective; add it to the loss"),
+        (lambda x: towers.ModelOutput(loss_of(x), metrics={'m': x}), r"Metric 'm' must be a scalar mean, got shape \(2,\)"),
+    ],
+)
+def test_errors_say_what_to_return(output, message):
+    with pytest.raises(ValueError, match=message):
+        train(lambda x, *, training: output(x))
+
+
+def test_the_chain_of_an_update_stops_at_its_writes():
+    w = tf.get_variable('w', initializer=tf.constant(1.0), use_resource=True)
+    value = tf.constant(2.0, name='value')
+    write = w.assign(value)
+    with tf.control_dependencies([write]):
+        done = tf.no_op('done')
+    assert value.op in writes.ancestors([done]) and value.op not in writes.ancestors([done], through_writes=False)
+    assert {done, write.op} <= writes.ancestors([done], through_writes=False)
+
+
+@pytest.mark.parametrize(
+    ('first', 'second', 'expected'),
+    [
+        ('dense', 'dense', [[2, 2], [2, 2]]),
+        ('dense', 'sparse', [[1, 1], [2, 2]]),
+        ('sparse', 'sparse', [[0, 0], [2, 2]]),
+        ('sparse', 'none', [[0, 0], [1, 1]]),
+        ('none', 'dense', [[1, 1], [1, 1]]),
+    ],
+)
+@pytest.mark.parametrize('dtype', [tf.float32, tf.float16])
+def test_a_penaltys_gradient_is_added_in_any_form(first, second, expected, dtype):
+    """The loss reaches the table in one way, the penalty in the other; a sparse sum of half precision is fp32 too."""
+
+    def use(table, form):
+        return {'dense': lambda: tf.reduce_sum(table), 'sparse': lambda: tf.reduce_sum(tf.gather(table, [1])), 'none': lambda: 0.0}[form]()
+
+    def model(x, *, training):
+        table = harness.variable('table', np.ones([2, 2]), dtype=dtype, regularizer=lambda v: use(v, second) if second != 'none' else None)
+        data = use(table, first)
+        penalty = tf.losses.get_regularization_loss()
+        return towers.ModelOutput(loss_of(x) + tf.cast(data, tf.float32) + tf.cast(penalty, tf.float32))
+
+    outputs = train(model)
+    [found] = [[o.gradients[k] for o in outputs] for k, v in enumerate(outputs[0].variables) if v.op.name == 'table']
+    assert all(g is None or g.dtype == tf.float32 for g in found)
+    sparse = 'dense' not in (first, second)
+    assert isinstance(found[0], tf.IndexedSlices) == sparse
+    total = tf.add_n([tf.convert_to_tensor(g) for g in found if g is not None])
+    with tf.Session(config=PROTO) as session:
+        session.run(tf.global_variables_initializer())
+        np.testing.assert_allclose(session.run(total), expected)
+
+
+def test_slopes_of_a_loss_without_penalties_are_its_gradients():
+    w = tf.get_variable('w', initializer=tf.constant([1.0, 2.0]), use_resource=True)
+    penalty = tf.nn.l2_loss(w)
+    loss = tf.reduce_sum(3 * w) + 2 * penalty
+    slopes = gradients.of(towers.ModelOutput(loss), (w,), tf.constant(0.5), shared=[penalty])
+    with tf.Session(config=PROTO) as session:
+        session.run(tf.global_variables_initializer())
+        found = session.run([slopes.variables[0], slopes.penalties[0][0]])
+    np.testing.assert_allclose(found[0], [1.5, 1.5])
+    assert found[1] == 1.0
