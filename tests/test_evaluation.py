@@ -252,16 +252,16 @@ def test_an_idle_limit_counts_from_the_start(tmp_path, messages):
 def test_a_damaged_checkpoint_is_passed_over_and_the_next_one_taken(tmp_path, monkeypatch):
     publish(tmp_path, 3)
     damage(tmp_path, 3)
-    waits = []
 
-    def wait(_self, _secs):
-        waits.append(1)
-        if len(waits) == 2:
-            publish(tmp_path, 5, final=True)
+    class Stop(threading.Event):
+        waits = 0
 
-    stop = threading.Event()
-    monkeypatch.setattr(type(stop), 'wait', wait)
-    assert follow(tmp_path, stop=stop)['step'] == 5
+        def wait(self, timeout=None):
+            self.waits += 1
+            if self.waits == 2:
+                publish(tmp_path, 5, final=True)
+
+    assert follow(tmp_path, stop=Stop())['step'] == 5
     assert steps(tmp_path) == [5]
 
 
