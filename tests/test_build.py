@@ -100,7 +100,8 @@ def test_a_model_may_leave_the_loss_out_of_inference():
 
 def objectives(x, *, names):
     variables = {name: harness.variable(name, 1.0) for name in 'ab'}
-    return tuple(towers.Objective(name, loss_of(x, 'c') + variables[name], (variables[name],)) for name in names)
+    loss = loss_of(x, 'c')
+    return tuple(towers.Objective(name, loss + variables[name], (variables[name],)) for name in names)
 
 
 def with_penalty_of_batch(x):
