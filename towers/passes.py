@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+_as_it_is = tf.autograph.experimental.do_not_convert
 _DATASET = re.compile(r'Dataset(V\d+)?$')
 _FOR_ALL_PASSES = ('CacheDataset', 'CacheDatasetV2')  # stay outside, with all that is before them
 _VARIES = ('reshuffle_each_iteration', 'rerandomize_each_iteration')
@@ -68,7 +69,7 @@ class Passes:
             `repeat` would look for ever.
         """
 
-        @tf.autograph.experimental.do_not_convert
+        @_as_it_is
         def one(number: tf.Tensor) -> tf.data.Dataset:
             made = arrange(self.make(number))
             return _marked(made) if may_be_empty else made
@@ -152,7 +153,8 @@ def _functions(node: Any) -> Iterator[Any]:
 
 def _marked(batches: tf.data.Dataset) -> tf.data.Dataset:
     """(True, batch) for each, and at the end (False, a blank)."""
-    marked = batches.map(lambda *batch: (tf.constant(True), _whole(batches, batch)))
+    unpacked = type(batches.element_spec) is tuple  # `map` spreads a tuple over the arguments
+    marked = batches.map(_as_it_is(lambda *batch: (tf.constant(True), batch if unpacked else batch[0])))
     blank = tf.nest.map_structure(_blank, batches.element_spec)
     return marked.concatenate(tf.data.Dataset.from_tensors((tf.constant(False), blank)))
 
@@ -166,13 +168,8 @@ def _checked(marked: tf.data.Dataset) -> tf.data.Dataset:
         with tf.control_dependencies([tf.debugging.Assert(tf.logical_or(is_batch, some), [message])]):
             return tf.identity(is_batch), (tf.identity(is_batch), batch)
 
-    batches = marked.scan(tf.constant(False), look)
-    return batches.filter(lambda is_batch, batch: is_batch).map(lambda is_batch, batch: batch)
-
-
-def _whole(dataset: tf.data.Dataset, arguments: tuple[Any, ...]) -> Any:
-    """An element from the arguments that `map` makes of it."""
-    return arguments if type(dataset.element_spec) is tuple else arguments[0]
+    batches = marked.scan(tf.constant(False), _as_it_is(look)).filter(_as_it_is(lambda is_batch, batch: is_batch))
+    return batches.map(_as_it_is(lambda is_batch, batch: batch))
 
 
 def _blank(spec: Any) -> Any:
