@@ -5,6 +5,7 @@ own section only, which a `Config` is.
 """
 
 import dataclasses
+import re
 from typing import Any, Literal, TypeVar
 
 T = TypeVar('T')
@@ -154,11 +155,16 @@ class RunConfig(Section):
         None, 'seconds that a step or its input may take, ten times as many at the start; 600 or 50 usual steps if not given; 0 = any'
     )
     on_step_timeout: Literal['stop', 'warn'] = option('stop', 'after step_timeout_secs: stop the run, or warn and go on waiting')
-    nan_policy: Literal['stop', 'ignore'] = option('stop', 'what a loss that is not finite does')
+    nan_policy: Literal['stop', 'skip', 'rollback', 'ignore'] = option(
+        'stop',
+        'a step whose loss or gradient is not finite changes nothing; then: stop; skip its batch; rollback to the newest checkpoint '
+        'and skip its batch. ignore: no check, it is applied',
+    )
+    nan_limit: int = option(10, 'skip and rollback: so many such steps in a row, without a step further than before, then stop')
 
     def __post_init__(self) -> None:
         _at_least(self, 0, 'grace_secs', 'step_timeout_secs')
-        _at_least(self, 0, 'train_steps', 'train_secs', 'seed')
+        _at_least(self, 0, 'train_steps', 'train_secs', 'seed', 'nan_limit')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,8 +175,12 @@ class CheckpointConfig(Section):
     save_secs: float | None = option(None, 'seconds between checkpoints')
     keep_checkpoints: int = option(5, 'newest checkpoints to keep')
     keep_hours: float | None = option(None, 'keep also the first checkpoint of every so many hours')
-    keep_best: str | None = option(None, 'keep also the best by this metric of an evaluator: accuracy (highest) or -loss (lowest)')
+    keep_best: str | None = option(
+        None, "keep also the best by this metric of an evaluator's: accuracy, loss, or which way: perplexity:min, recall:max"
+    )
     sync_checkpoint: bool = option(False, 'write checkpoints in the training loop, not beside it')
+    from_scratch: bool = option(False, 'start at step 0 though there are checkpoints; what the old run wrote moves to old-<n>/')
+    allow_changed: tuple[str, ...] = option((), 'what may be another than when the run began: learning_rate,global_batch_size,...')
     init_checkpoint: str | None = option(None, 'checkpoint (prefix or folder) whose values a new run starts from')
     init_exclude: tuple[str, ...] = option((), 'regular expressions of variables that init_checkpoint does not set')
     init_rename: tuple[str, ...] = option((), "pattern:replacement pairs from this model's names to init_checkpoint's")

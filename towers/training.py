@@ -14,14 +14,30 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from towers import companion, devices, evaluation, marks, optimizers, program, record, session, signals, structs, watchdog, writers
+from towers import (
+    companion,
+    devices,
+    evaluation,
+    marks,
+    optimizers,
+    positions,
+    program,
+    record,
+    run_directory,
+    session,
+    signals,
+    structs,
+    watchdog,
+    writers,
+)
 from towers import config as config_lib
 from towers import results as results_lib
 from towers.checkpoint import manifest, restore, saver
-from towers.hooks import checkpointing, every, nan, progress, scalars, start, stop, summary, watch
+from towers.hooks import checkpointing, every, guard, nan, progress, scalars, start, stop, summary, watch
 
 _CLOSE_SECS = 60.0  # for a checkpoint still being written when the training fails
 _EVALUATION_SECS = 24 * 3600.0  # no wait is without a limit
+_UNCLAIMED = run_directory.Claim()
 
 
 def train(
@@ -49,7 +65,9 @@ def train(
       How it ended. A signal ends it after the step in flight, saved, with `stopped_by` 'signal'.
 
     Raises:
-      ValueError: model, dataset and configuration don't fit together.
+      ValueError: model, dataset and configuration don't fit together, or not to what the run was trained under; or
+        another trainer is at work in the run directory.
+      LockError: another trainer has taken the run directory over, so nothing more was written.
       Diverged: the loss is not finite.
       Stalled: a step took longer than it may; where it can't be ended the process ends, with exit code 1.
       CheckpointError: the last checkpoint could not be saved, or none of those that exist is whole.
@@ -94,15 +112,16 @@ class _Reached:
 
 
 def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
-    os.makedirs(job.model_dir, exist_ok=True)
-    found = manifest.newest(job.model_dir)
     with contextlib.ExitStack() as closing:
+        claim = closing.enter_context(run_directory.claimed(job.config, stop_event))
         beside = None
         if job.config.evaluate and job.eval_dataset is not None:
             beside = closing.enter_context(companion.Companion(job.model, job.eval_dataset, job.config))
         made = program.make(job.model, job.dataset, job.config, optimizer=job.optimizer)
         logging.info('%s', made.placement.note)
-        reached = _train(job, made, found, stop_event)
+        functions = {'model': job.model, 'dataset': job.dataset, 'optimizer': job.optimizer}
+        claim = run_directory.agreed(claim, made, job.config, functions=functions)
+        reached = _train(job, made, claim, stop_event)
         scores = _scores(job, reached, stop_event, beside)
         if stop_event.is_set() and job.eval_dataset is not None and not scores:
             reached.stopped_by = 'signal'  # all steps may be done, but not the evaluation
@@ -120,9 +139,9 @@ def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
     )
 
 
-def _train(job: _Job, made: program.Program, found: manifest.Checkpoint | None, stop_event: threading.Event) -> _Reached:
+def _train(job: _Job, made: program.Program, claim: run_directory.Claim, stop_event: threading.Event) -> _Reached:
     """Makes the steps that are left, and leaves them saved."""
-    config, step = job.config, made.step
+    config, step, found = job.config, made.step, claim.found
     reached = _Reached(0, 0, 0) if found is None else _Reached(found.step, found.step, found.manifest.examples)
     if found is not None and made.total_steps is not None and found.step >= made.total_steps:
         logging.info('This run is done: it has reached step %d of %d.', found.step, made.total_steps)
@@ -131,7 +150,7 @@ def _train(job: _Job, made: program.Program, found: manifest.Checkpoint | None, 
         return reached
     if stop_event.is_set():  # while the graph was built
         return dataclasses.replace(reached, stopped_by='signal')
-    with opened(made, config, found=found, hooks=job.hooks, stop_event=stop_event) as master:
+    with opened(made, config, claim=claim, hooks=job.hooks, stop_event=stop_event) as master:
         _loop(master, step, reached, stop_event)
     reached.stopped_by = master.stopped_by or 'hook'
     return reached
@@ -142,7 +161,7 @@ def opened(
     made: program.Program,
     config: config_lib.Config,
     *,
-    found: manifest.Checkpoint | None = None,
+    claim: run_directory.Claim = _UNCLAIMED,
     hooks: Sequence[tf.train.SessionRunHook] = (),
     stop_event: threading.Event | None = None,
 ) -> Iterator[session.MasterSession]:
@@ -151,17 +170,15 @@ def opened(
     Args:
       made: what to run; its graph is finalised here.
       config: `model_dir`, reports and checkpoints.
-      found: the checkpoint to go on from.
+      claim: the checkpoint to go on from, and what goes with the right to write; by default a new run that nobody disputes.
       hooks: the user's.
       stop_event: ends the steps when set.
     """
     step, model_dir = made.step, str(config.model_dir)
-    meaning = record.semantics(config, towers=len(made.placement.towers), total_steps=made.total_steps)
-    record.write(model_dir, config, meaning)
     with made.graph.as_default(), tf.device(made.placement.parameter_device):
-        facts = saver.Facts(step.input.fingerprint, meaning)
+        facts = saver.Facts(step.input.fingerprint, claim.facts, claim.check)
         keeper = saver.Saver(step.saved, step.input.position, config=config, model_dir=model_dir, facts=facts)
-        initialize = _initializer(made, found, config)
+        initialize = _initializer(made, claim.found, config)
     with contextlib.ExitStack() as closing:
         closing.callback(keeper.close, _CLOSE_SECS)
         watching = watchdog.Watchdog(
@@ -174,7 +191,7 @@ def opened(
         saving = checkpointing.CheckpointHook(keeper, step.step, config=config, final=lambda: master.stopped_by != 'signal')
         stopping = _stopping(made, config, stop_event or threading.Event())
         told = watch.StepHook(watching, step.step), watch.SavingHook(watching)
-        every_hook = (told[0], *stopping, *hooks, told[1], *_reporting(made, config, closing), saving)
+        every_hook = (guard.GuardHook(claim.check), told[0], *stopping, *hooks, told[1], *_reporting(made, config, closing), saving)
         master = session.MasterSession(made.graph, every_hook, proto=made.proto, initialize=initialize, ended=step.input.ended)
         with watching, master:
             yield master
@@ -209,6 +226,7 @@ def _initializer(made: program.Program, found: manifest.Checkpoint | None, confi
         devices.check_devices(raw, made.placement)
         raw.run(made.init)
         raw.run(step.input.initializer)
+        positions.require(raw, step.input)
         if warm is not None:
             warm.load(raw)
         if restorer is not None and found is not None:

@@ -221,7 +221,7 @@ class Reader:
             shown = '; '.join(f'{os.path.basename(prefix)}: {problem}' for prefix, problem in list(problems.items())[:5])
             raise CheckpointError(
                 f'None of {len(problems)} checkpoints in {self._model_dir} is whole ({shown}); nothing was deleted. '
-                'Bring back a good copy, or give another --model_dir to start anew.'
+                'Bring back a good copy, or start anew with another --model_dir, or with --from_scratch, which moves them to old-1/.'
             )
 
 

@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from absl import logging
+
 from towers import config as config_lib
 from towers.checkpoint import manifest
 
@@ -30,17 +32,30 @@ def kept(found: Sequence[manifest.Checkpoint], *, config: config_lib.CheckpointC
     return sorted(each.step for each in found if each.step in steps or each.step == best)
 
 
-def best_step(model_dir: str, metric: str | None, steps: Sequence[int]) -> int | None:
-    """The one of `steps` with the highest `metric` in any evaluator's results, or the lowest where it is written `-metric`.
+def best_step(model_dir: str, metric: str | None, found: Sequence[manifest.Checkpoint]) -> int | None:
+    """The step of the checkpoint with the best `metric` in any evaluator's results.
+
+    A result counts for the checkpoint that was evaluated, not for another one of the same step.
+
+    Args:
+      model_dir: the run directory.
+      metric: name of the metric, of which `loss` is best where it is lowest and any other where it is highest;
+        `name:min` and `name:max` say it.
+      found: published checkpoints.
 
     Returns:
       A step; None where no metric is asked for or no evaluator has reported it yet.
     """
     if not metric:
         return None
-    sign = -1.0 if metric.startswith('-') else 1.0
-    rows = [row for row in _results(model_dir) if row.get('step') in steps and isinstance(row.get(metric.lstrip('-')), float | int)]
-    scored = [(sign * row[metric.lstrip('-')], row['step']) for row in rows]
+    name, _, how = metric.partition(':')
+    sign = -1.0 if (how or ('min' if name == 'loss' else 'max')) == 'min' else 1.0
+    saved = {each.step: each.manifest.time for each in found}
+    rows = list(_results(model_dir))
+    if rows and not any(name in row for row in rows):
+        logging.log_first_n(logging.WARNING, '--keep_best=%s: no evaluator reports %s, got %s.', 1, metric, name, ', '.join(rows[-1]))
+    mine = [row for row in rows if row.get('step') in saved and row.get('saved', saved[row['step']]) == saved[row['step']]]
+    scored = [(sign * row[name], row['step']) for row in mine if isinstance(row.get(name), float | int)]
     return max((pair for pair in scored if pair[0] == pair[0]), default=(0.0, None))[1]
 
 

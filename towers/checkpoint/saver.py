@@ -4,7 +4,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -21,15 +21,17 @@ _WRITE_LIMIT_SECS = 3600.0  # a write that takes longer hangs
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a manifest says beside the values.
+    """What a saver is told of its run.
 
     Attributes:
-      input_fingerprint: `structs.Input.fingerprint` of the pipeline whose position is saved.
-      semantics: what the run is trained under, as JSON values.
+      input_fingerprint: `structs.Input.fingerprint` of the pipeline whose position is saved; manifests say it.
+      semantics: what the run is trained under, as JSON values; manifests say it.
+      guard: raises where the run directory may not be written any more; called before each change.
     """
 
     input_fingerprint: str = ''
     semantics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    guard: Callable[[], None] = lambda: None
 
 
 class _Moment(NamedTuple):
@@ -97,6 +99,7 @@ class Saver:
         """
         if self._session is session:
             return
+        self._facts.guard()
         os.makedirs(self._model_dir, exist_ok=True)
         swept = manifest.sweep(self._model_dir)
         if swept:
@@ -170,6 +173,7 @@ class Saver:
 
     def _finish(self, step: int) -> None:
         """Marks the published checkpoint of `step` as the run's final one."""
+        self._facts.guard()
         try:
             found = manifest.read(manifest.prefix_of(self._model_dir, step))
             if not found.final:
@@ -188,6 +192,7 @@ class Saver:
         try:
             self._publish(moment, final)
         except (OSError, tf.errors.OpError) as error:
+            self._facts.guard()
             self._discard(moment.step)
             problem = _reason(error)
             if last:
@@ -205,6 +210,7 @@ class Saver:
 
     def _publish(self, moment: _Moment, final: bool) -> None:
         assert self._session is not None
+        self._facts.guard()
         manifest.remove(self._model_dir, moment.step)
         prefix = manifest.prefix_of(self._model_dir, moment.step)
         if self._write_files is None:
@@ -223,15 +229,17 @@ class Saver:
             input_fingerprint=self._facts.input_fingerprint if self._has_position else '',
             semantics=self._facts.semantics,
         )
+        self._facts.guard()
         manifest.publish(self._model_dir, facts)
 
     def _tidy(self) -> None:
         """Names the checkpoints to keep in TensorFlow's own state file, by relative paths, and removes the others."""
+        self._facts.guard()
         found = [each for each in manifest.all(self._model_dir) if each.step not in self._distrusted]
         if not found:
             return
         try:
-            best = retention.best_step(self._model_dir, self._config.keep_best, [each.step for each in found])
+            best = retention.best_step(self._model_dir, self._config.keep_best, found)
             steps = retention.kept(found, config=self._config, best=best)
             names = [f'ckpt-{step}' for step in steps]
             state = tf.train.generate_checkpoint_state_proto(self._model_dir, names[-1], all_model_checkpoint_paths=names)
