@@ -188,6 +188,10 @@ class CheckpointConfig(Section):
     def __post_init__(self) -> None:
         _at_least(self, 0, 'save_steps', 'save_secs', 'keep_hours')
         _at_least(self, 1, 'keep_checkpoints')
+        require(
+            self.keep_best is None or re.fullmatch(r'[^:]+(:(min|max))?', self.keep_best) is not None,
+            f'--keep_best wants a metric, or one with :min or :max, got {self.keep_best!r}; give e.g. --keep_best=accuracy.',
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
