@@ -194,7 +194,10 @@ def opened(
         every_hook = (guard.GuardHook(claim.check), told[0], *stopping, *hooks, told[1], *_reporting(made, config, closing), saving)
         master = session.MasterSession(made.graph, every_hook, proto=made.proto, initialize=initialize, ended=step.input.ended)
         with watching, master:
-            yield master
+            try:
+                yield master
+            finally:
+                keeper.wait(_CLOSE_SECS)  # here: a checkpoint in writing is read from the session
 
 
 def _loop(master: session.MasterSession, step: structs.TrainStep, reached: _Reached, stop_event: threading.Event) -> None:
