@@ -66,14 +66,27 @@ def mean(total: structs.Sum, *, normalised: bool) -> structs.Sum:
         return dataclasses.replace(averaged, loss=divide(total.loss), weight=divide(total.weight))
 
 
-def finite(total: structs.Sum) -> tf.Tensor:
-    """Bool scalar: every entry of every gradient is finite."""
+def finite(total: structs.Sum, also: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+    """Bool scalar: every entry of every gradient is finite in its variable's type, and every entry of `also`.
+
+    It looks at the sum of the entries, which one pass over the memory makes and an infinite or undefined entry always
+    spoils; so entries so large that their sum overflows don't count as finite either.
+
+    Args:
+      total: gradients that are ready to apply.
+      also: other tensors of floats; those of other types are finite.
+    """
     with tf.name_scope('finite'):
-        flags = []
-        for gradient, variable in _present(total):
-            with tf.device(variable.device):
-                flags.append(tf.reduce_all(tf.math.is_finite(_values(gradient))))
-        return tf.reduce_all(tf.stack(flags)) if flags else tf.constant(True)
+        sums: dict[str, list[tf.Tensor]] = {}
+        values = [(_values(gradient), variable.dtype.base_dtype, variable.device) for gradient, variable in _present(total)]
+        for value, dtype, device in [*values, *[(value, value.dtype, value.device) for value in also if value.dtype.is_floating]]:
+            with tf.device(device):
+                sums.setdefault(device, []).append(_traced_sum(tf.cast(value, dtype)))
+        per_device = []  # one number from each, since many small transfers are slow
+        for device, column in sums.items():
+            with tf.device(device):
+                per_device.append(tf.add_n(column))
+        return tf.math.is_finite(tf.add_n(per_device)) if per_device else tf.constant(True)
 
 
 def add_penalties(total: structs.Sum, penalties: Sequence[tf.Tensor], l2: float) -> tuple[structs.Sum, tf.Tensor]:
@@ -177,6 +190,12 @@ def _map_values(total: structs.Sum, change: Callable[[tf.Tensor], tf.Tensor]) ->
 
 def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _traced_sum(values: tf.Tensor) -> tf.Tensor:
+    """fp32 scalar that is finite where the sum of `values` is."""
+    found = tf.reduce_sum(_at_least_fp32(values))
+    return tf.cast(found * 0, tf.float32) if found.dtype == tf.float64 else found
 
 
 def _norm(total: structs.Sum) -> tf.Tensor:

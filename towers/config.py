@@ -70,6 +70,9 @@ class InputConfig(Section):
     )
     prefetch: int | None = option(None, 'global batches made ahead of the step; chosen by tf.data if not given')
     train_epochs: int | None = option(None, 'passes over the training data after which training ends')
+    exact_resume: bool = option(
+        True, "checkpoints hold the input's position; data that has none (generators, random maps) is refused; off: epochs start anew"
+    )
 
     def __post_init__(self) -> None:
         _at_least(self, 1, 'batch_size', 'global_batch_size', 'train_epochs')

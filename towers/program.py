@@ -11,6 +11,7 @@ from towers import (
     build,
     chain,
     devices,
+    flight,
     inputs,
     marks,
     optimizers,
@@ -39,6 +40,7 @@ class Program:
       proto: the session's options.
       total_steps: global_step at which the training ends, None where only the data or the clock ends it.
       init: operation that initialises all variables, global and local.
+      recorder: keeps the batch of a step that was not finite; None where none is looked for.
     """
 
     graph: tf.Graph
@@ -47,6 +49,7 @@ class Program:
     proto: tf.ConfigProto
     total_steps: int | None
     init: tf.Operation
+    recorder: flight.Recorder | None
 
 
 def make(
@@ -79,9 +82,9 @@ def make(
         source = inputs.training(inputs.open_source(dataset, host=placement.towers[0].host, proto=proto), config, placement.towers)
         steps = total_steps(config, source.epoch_examples, len(placement.towers))
         rate = _learning_rate(config, count.step, source, steps, len(placement.towers))
-        step = _step(model, config, source, placement, _Given(count, rate, optimizer or optimizers.make(config), tuple(links)))
+        step, recorder = _step(model, config, source, placement, _Given(count, rate, optimizer or optimizers.make(config), tuple(links)))
         init = tf.group(tf.global_variables_initializer(), tf.local_variables_initializer(), name='init')
-    return Program(graph, step, placement, proto, steps, init)
+    return Program(graph, step, placement, proto, steps, init, recorder)
 
 
 def total_steps(config: config_lib.Config, epoch_examples: int | None, towers: int) -> int | None:
@@ -113,7 +116,7 @@ def _learning_rate(config: config_lib.Config, step: tf.Tensor, source: structs.I
 
 def _step(
     model: structs.Model, config: config_lib.Config, source: structs.Input, placement: structs.Placement, given: _Given
-) -> structs.TrainStep:
+) -> tuple[structs.TrainStep, flight.Recorder | None]:
     strategy = strategies.STRATEGIES[config.strategy](
         parameter_device=placement.parameter_device, seed=config.seed, statistics=config.batch_norm
     )
@@ -125,14 +128,15 @@ def _step(
             total, config, normalised=central.normalised(outputs), penalties=outputs[0].penalties, links=given.links
         )
         whole = tf.add(total.loss, penalty, name='total_loss')
+        gate, recorder = _gate(config, source, outputs, total, whole)
     report = {'loss': total.loss, 'penalty': penalty, 'total_loss': whole, 'learning_rate': given.rate}
 
     def apply(update: structs.Update, after: Sequence[tf.Tensor]) -> tf.Operation:
         made = given.optimizer(given.rate)
         return optimizers.apply(made, update, learning_rate=given.rate, weight_decay=config.weight_decay, after=after)
 
-    operation, report, sync = train_step.make(total, strategy.spread(total, outputs), given.count, apply=apply, report=report)
-    return structs.TrainStep(
+    operation, report, sync = train_step.make(gate, strategy.spread(total, outputs), given.count, apply=apply, report=report)
+    step = structs.TrainStep(
         ops=(operation,),
         step=report['step'],
         report=report,
@@ -146,6 +150,19 @@ def _step(
         input=source,
         marks=marks.make(source, [(output.tower, output.gradients) for output in outputs]),
     )
+    return step, recorder
+
+
+def _gate(
+    config: config_lib.RunConfig, source: structs.Input, outputs: Sequence[structs.TowerOutput], total: structs.Sum, loss: tf.Tensor
+) -> tuple[train_step.Gate, flight.Recorder | None]:
+    """What lets a step through, and what looks into one that is not finite."""
+    if config.nan_policy == 'ignore':
+        return train_step.Gate(total.weight, total.examples), None
+    also = {'the loss with the penalty': loss, **{f'the new value of {w.variable.op.name}': w.value for w in total.state}}
+    recorder = flight.Recorder(source, outputs, total, also)
+    finite = chain.finite(total, list(also.values()))
+    return train_step.Gate(total.weight, total.examples, finite, recorder.keep), recorder
 
 
 def _scalars(total: structs.Sum, outputs: Sequence[structs.TowerOutput], operation: tf.Operation) -> Mapping[str, tf.Tensor]:

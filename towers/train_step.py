@@ -17,36 +17,55 @@ Apply = Callable[[structs.Update, Sequence[tf.Tensor]], tf.Operation]
 
 @dataclasses.dataclass(frozen=True)
 class Counters:
-    """What a run counts; both variables are in every checkpoint.
+    """What a run counts; the variables are in every checkpoint.
 
     Attributes:
       global_step: int64 variable, updates applied.
       examples_seen: int64 variable, examples in the batches of those updates.
+      skipped_steps: int64 variable, steps that changed nothing else since they were not finite.
       step: int64 scalar, global_step read before the update.
       examples: int64 scalar, examples_seen read before the update.
+      skipped: int64 scalar, skipped_steps read before the update.
     """
 
     global_step: tf.Variable
     examples_seen: tf.Variable
+    skipped_steps: tf.Variable
     step: tf.Tensor
     examples: tf.Tensor
+    skipped: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    """What decides whether a step changes anything.
+
+    Attributes:
+      weight: fp32 scalar, the total's; where it is 0 there is nothing to learn from.
+      examples: int64 scalar, examples in the batch.
+      finite: bool scalar, whether the update is finite; None = an update is applied as it is.
+      otherwise: makes the operations that run in place of a step that is not finite.
+    """
+
+    weight: tf.Tensor
+    examples: tf.Tensor
+    finite: tf.Tensor | None = None
+    otherwise: Callable[[], Sequence[tf.Operation]] = tuple
 
 
 def counters(device: str) -> Counters:
     """Makes the counters and their reads, which come before every model and input."""
     with tf.device(device):
         global_step = tf.train.get_or_create_global_step()
-        examples_seen = tf.get_variable(
-            'examples_seen', [], tf.int64, initializer=tf.zeros_initializer(), trainable=False, use_resource=True
-        )
+        examples_seen, skipped_steps = _counter('examples_seen'), _counter('skipped_steps')
         with tf.name_scope('counters'):  # A model's variable that is named as an operation outside all scopes would be renamed.
             step = global_step.read_value() + 0
             tf.add_to_collection(_STEP_READS, step)
-            return Counters(global_step, examples_seen, step, examples_seen.read_value())
+            return Counters(global_step, examples_seen, skipped_steps, step, examples_seen.read_value(), skipped_steps.read_value())
 
 
 def make(
-    total: structs.Sum,
+    gate: Gate,
     updates: Sequence[structs.Update],
     count: Counters,
     *,
@@ -56,46 +75,92 @@ def make(
     """The operation of one whole step: updates, then state, then the counters, behind one gate.
 
     Args:
-      total: the chained total; a weight that is not known to be above 0 makes the gate.
+      gate: lets all of the step through or nothing; without a reason to ask there is no gate in the graph.
       updates: one for each copy of the variables.
       count: the run's counters.
-      apply: makes one update's operation, after the given readers of the old values.
+      apply: makes one update's operation, after the given readers of the old values; nothing of it may run before them.
       report: name -> scalar computed from the old values.
 
     Returns:
-      (the step's operation, `report` with step, examples and examples_seen added, the operation that sets all copies
-      from the canonical variables)
+      (the step's operation, `report` with step, examples, examples_seen and skipped added, the operation that sets all
+      copies from the canonical variables)
     """
     writes = [w for update in updates for w in update.state]
-    counts = [count.step, count.examples, tf.get_default_graph().as_graph_element(count.global_step)]
-    readers = [*report.values(), *counts, *[w.value for w in writes]]
-    made: list[list[tf.Variable]] = []
+    counts = [count.step, count.examples, count.skipped, tf.get_default_graph().as_graph_element(count.global_step)]
+    passes = _passes(gate)
+    sides = None if passes is None else _sides(passes)
+    readers = [*report.values(), *counts, *[w.value for w in writes], *(sides[:1] if sides else ())]
+    applied, made = [], []
+    for update in updates:
+        slots: list[tf.Variable] = []
+        with _recording(slots):
+            applied.append(apply(update, readers))
+        made.append(slots)
+    with tf.control_dependencies([*applied, *_written(writes, applied)]), tf.name_scope('count'):
+        operation = tf.group(
+            count.global_step.assign_add(1, read_value=False),
+            count.examples_seen.assign_add(gate.examples, read_value=False),
+            name='step',
+        )
+    if sides is not None:
+        operation = _joined(operation, sides[0], _skipped(gate, count, sides[1]))
+    return operation, {**_counted(gate, count, passes), **report}, _sync(updates, made)
 
-    def change() -> tf.Operation:
-        applied = []
-        for update in updates:
-            slots: list[tf.Variable] = []
-            with contextlib.ExitStack() as scopes:
-                with tf.init_scope():  # Slots are made in the outer graph, also from inside a gate.
-                    scopes.enter_context(_recording(slots))
-                applied.append(apply(update, readers))
-            made.append(slots)
-        with tf.control_dependencies([*applied, *_written(writes, applied)]), tf.name_scope('count'):
-            return tf.group(
-                count.global_step.assign_add(1, read_value=False),
-                count.examples_seen.assign_add(total.examples, read_value=False),
-                name='step',
-            )
 
-    gate = _gate(total)
-    operation, advanced = (change(), tf.constant(1, tf.int64)) if gate is None else (_gated(gate, change), tf.cast(gate, tf.int64))
+def _counter(name: str) -> tf.Variable:
+    return tf.get_variable(name, [], tf.int64, initializer=tf.zeros_initializer(), trainable=False, use_resource=True)
+
+
+def _counted(gate: Gate, count: Counters, passes: tf.Tensor | None) -> dict[str, tf.Tensor]:
+    """The counters after the step, computed from their values before it."""
     with tf.name_scope('report'):
-        counted = {
+        advanced = tf.constant(1, tf.int64) if passes is None else tf.cast(passes, tf.int64)
+        return {
             'step': count.step + advanced,
-            'examples': total.examples,
-            'examples_seen': count.examples + total.examples * advanced,
+            'examples': gate.examples,
+            'examples_seen': count.examples + gate.examples * advanced,
+            'skipped': count.skipped + _bad(gate),
         }
-    return operation, {**counted, **report}, _sync(updates, made)
+
+
+def _passes(gate: Gate) -> tf.Tensor | None:
+    """Whether the step is made; None where nothing can forbid it."""
+    static = tf.get_static_value(gate.weight)
+    asked = [] if static is not None and static > 0 else [gate.weight > 0]
+    asked += [] if gate.finite is None else [gate.finite]
+    with tf.name_scope('gate'):
+        return tf.reduce_all(tf.stack(asked)) if len(asked) > 1 else asked[0] if asked else None
+
+
+def _bad(gate: Gate) -> tf.Tensor:
+    return tf.constant(0, tf.int64) if gate.finite is None else 1 - tf.cast(gate.finite, tf.int64)
+
+
+def _sides(passes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Two tensors of which only one lives: all that needs the other, by control edges too, does not run.
+
+    `tf.cond` is made of the same operations, but carries each gradient and variable through one of its own: that takes
+    longer to build and to run, and slots would be made inside a function.
+    """
+    with tf.name_scope('gate'):
+        switch = tf.raw_ops.Switch(data=passes, pred=passes)
+        return tf.identity(switch.output_true, name='opened'), tf.identity(switch.output_false, name='closed')
+
+
+def _skipped(gate: Gate, count: Counters, closed: tf.Tensor) -> tf.Tensor:
+    """The closed side, after what there is to do on it."""
+    with tf.control_dependencies([closed, count.skipped]), tf.name_scope('gate'):
+        done = [] if gate.finite is None else [count.skipped_steps.assign_add(_bad(gate), read_value=False), *gate.otherwise()]
+        with tf.control_dependencies(done):
+            return tf.identity(closed)
+
+
+def _joined(operation: tf.Operation, opened: tf.Tensor, closed: tf.Tensor) -> tf.Operation:
+    """An operation that runs after whichever side was taken."""
+    with tf.name_scope('gate'):
+        with tf.control_dependencies([operation]):
+            opened = tf.identity(opened)
+        return tf.raw_ops.Merge(inputs=[opened, closed], name='step').output.op
 
 
 def _written(writes: Sequence[structs.StateWrite], applied: Sequence[tf.Operation]) -> list[tf.Operation]:
@@ -113,21 +178,6 @@ def _written(writes: Sequence[structs.StateWrite], applied: Sequence[tf.Operatio
 def saved() -> dict[str, tf.Variable]:
     """The variables of a checkpoint by name: all global ones of the current graph."""
     return {variable.op.name: variable for variable in tf.global_variables()}
-
-
-def _gate(total: structs.Sum) -> tf.Tensor | None:
-    """Whether there is anything to learn from; None where that is known."""
-    static = tf.get_static_value(total.weight)
-    return None if static is not None and static > 0 else total.weight > 0
-
-
-def _gated(gate: tf.Tensor, change: Callable[[], tf.Operation]) -> tf.Operation:
-    def branch() -> tf.Tensor:
-        with tf.control_dependencies([change()]):
-            return tf.constant(True)
-
-    with tf.name_scope('gate'):
-        return tf.cond(gate, branch, lambda: tf.constant(False)).op
 
 
 @contextlib.contextmanager
