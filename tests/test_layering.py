@@ -13,6 +13,7 @@ L3 = {'program', 'run_directory', 'training', 'evaluator', 'results', 'evaluatio
 PARTS = {
     'gradients': 'build',
     'passes': 'inputs',
+    'positions': 'inputs',
     'writes': 'build',
     'fetching': 'session',
     'signals': 'session',

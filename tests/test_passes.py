@@ -43,6 +43,7 @@ PIPELINES = {
     ),
     'shuffle, batch, unbatch': lambda: rows().shuffle(N, seed=3).batch(4).map(same).unbatch(),
     'shuffle, cache, shuffle': lambda: rows().shuffle(N, seed=3).cache().shuffle(6, seed=2),
+    'in order, cache': lambda: rows().cache(),
     'shuffle, concatenate': lambda: rows(9).shuffle(9, seed=3).concatenate(rows(14).map(lambda x: x + 9).shuffle(14, seed=3)),
     'random numbers': lambda: tf.data.Dataset.zip((rows(), tf.data.Dataset.random(seed=2, rerandomize_each_iteration=True))).map(
         lambda i, number: number * N + i
@@ -97,7 +98,7 @@ def test_passes_differ_and_what_follows_a_position_is_what_followed_it(pipeline,
     assert [len(batch) for batch in read] == 3 * [5, 5, 5, 5, 3]
     found = np.concatenate(read).reshape(3, N)
     np.testing.assert_array_equal(np.sort(found % N), np.broadcast_to(np.arange(N), (3, N)))
-    assert len({tuple(order) for order in found}) == (1 if pipeline == 'in order' else 3)
+    assert len({tuple(order) for order in found}) == (1 if pipeline.startswith('in order') else 3)
     with Reader(PIPELINES[pipeline], may_be_empty=may_be_empty) as reader:
         for number, position in enumerate(positions[:-1]):
             reader.session.run(reader.restore, {reader.given: position})
@@ -184,9 +185,11 @@ def test_a_closed_queue_in_a_map_is_no_end(inner):
             reader.read(1)
 
 
-def test_a_map_keeps_the_number_of_examples():
+@pytest.mark.parametrize('cached', [False, True])
+def test_a_map_keeps_the_number_of_examples(cached):
     with tf.Graph().as_default(), tf.Session() as session:
-        made = passes.of(rows().map(same).map(same, num_parallel_calls=2)).make()
+        mapped = rows().map(same).map(same, num_parallel_calls=2)
+        made = passes.of(mapped.cache() if cached else mapped).make()
         assert session.run(tf.data.experimental.cardinality(made)) == N
 
 

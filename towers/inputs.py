@@ -4,16 +4,14 @@ A batch never crosses the end of an epoch. The split is made in the graph, so th
 the number of towers; `sharded` pipelines slice inside tf.data instead, off the step's path, and read N times as much.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from towers import config, passes, structs
+from towers import config, passes, positions, structs
 
 _nest = tf.nest
 _SCOPE = 'input/'  # entered again by each part
@@ -78,6 +76,8 @@ def training(source: Source, section: config.InputConfig, towers: Sequence[struc
         if source.endless or section.train_epochs is None:
             # It has no end, so no error is one: an iterator whose run another operation cancelled may say that it has ended.
             made = dataclasses.replace(made, ended=tf.constant(False))
+    if not section.exact_resume:
+        made = dataclasses.replace(made, position=None, restore_position=None)
     # Two inputs with equal facts can exchange positions; the number of towers matters only where each has a pipeline.
     form = (*source.passes.kinds, repr(dataset.element_spec))
     facts = (form, source.size, size, section.train_epochs is None, len(towers) if sharded else 0)
@@ -109,6 +109,8 @@ def bounds(examples: tf.Tensor, towers: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 def _batched(dataset: tf.data.Dataset, size: int, *, drop_remainder: bool) -> tf.data.Dataset:
     shapes = [spec.shape for spec in _nest.flatten(dataset.element_spec) if isinstance(spec, tf.TensorSpec)]
+    if any(shape.rank is None for shape in shapes):
+        raise ValueError(f'Examples need a known number of axes, got {dataset.element_spec}; give it with tf.ensure_shape in the dataset.')
     if any(not shape.is_fully_defined() for shape in shapes):
         return dataset.padded_batch(size, drop_remainder=drop_remainder)
     return dataset.batch(size, drop_remainder=drop_remainder)
@@ -126,7 +128,7 @@ def _global(dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[str
     features = iterator.get_next()
     batches, examples = _split(features, towers)
     ended = tf.logical_not(iterator.get_next_as_optional().has_value())
-    position, restore = _position([iterator]) if saved else (None, None)
+    position, restore = positions.make([iterator]) if saved else (None, None)
     return structs.Input(
         batches=batches,
         examples=examples,
@@ -153,7 +155,7 @@ def _sharded(dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[st
         totals.append(total)
         batches.append(structs.TowerBatch(features, count, first))
     ended = tf.logical_not(iterators[0].get_next_as_optional().has_value())
-    position, restore = _position(iterators)
+    position, restore = positions.make(iterators)
     return structs.Input(
         batches=tuple(batches),
         examples=totals[0],
@@ -234,30 +236,3 @@ def _slice(x: tf.Tensor, lo: tf.Tensor | int, size: tf.Tensor | int) -> tf.Tenso
 def _pieces(x: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return [_slice(x, lo, n) for lo, n in zip(starts, sizes, strict=True)]
-
-
-def _position(iterators: Sequence[tf.data.Iterator]) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Operation]]:
-    """The iterators' state as one string scalar, and the function that sets them to it."""
-    with _without_deprecation_notice():
-        saveables = [tf.data.experimental.make_saveable_from_iterator(iterator) for iterator in iterators]
-    states = [tf.io.serialize_tensor(saveable.specs[0].tensor) for saveable in saveables]
-    position = tf.io.serialize_tensor(tf.stack(states))
-
-    def restore(saved: tf.Tensor) -> tf.Operation:
-        parts = tf.ensure_shape(tf.io.parse_tensor(saved, tf.string), [len(saveables)])
-        variants = [tf.io.parse_tensor(part, tf.variant) for part in tf.unstack(parts)]
-        return tf.group(*[saveable.restore([variant], None) for saveable, variant in zip(saveables, variants, strict=True)])
-
-    return position, restore
-
-
-@contextlib.contextmanager
-def _without_deprecation_notice() -> Iterator[None]:
-    """make_saveable_from_iterator is the public way to an iterator's state, and says at each call that it is old."""
-    logger = tf.get_logger()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

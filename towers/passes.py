@@ -9,7 +9,7 @@ queue's) for the end of the data, and forgets how many elements there are.
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -29,7 +29,7 @@ class Passes:
     Attributes:
       dataset: the user's, whose tensors and functions the passes use.
       options: its own, which hold for the passes as a whole.
-      variant: name of the tensor that stands for it.
+      variant: name of the tensor that stands for it, in `definition` or in `given`.
       definition: the operations that make it, with the names of `given` for what comes from outside.
       given: name -> the tensor outside.
       seeds: the names of `given` that are a pair of seeds of something that differs from pass to pass.
@@ -53,9 +53,10 @@ class Passes:
         for pair in self.seeds if number is not None else ():
             folded = tf.random.experimental.stateless_fold_in(tf.stack([inputs[name] for name in pair]), number)
             inputs.update(zip(pair, tf.unstack(folded), strict=True))
-        [variant] = tf.import_graph_def(
-            self.definition, {f'{name}:0': tensor for name, tensor in inputs.items()}, [self.variant], name='pass'
-        )
+        outside = {f'{name}:0': tensor for name, tensor in inputs.items()}
+        variant = inputs.get(self.variant)
+        if variant is None:
+            [variant] = tf.import_graph_def(self.definition, outside, [self.variant], name='pass')
         made = tf.data.experimental.from_variant(variant, self.dataset.element_spec)
         return made.with_options(self.options)
 
@@ -80,9 +81,15 @@ class Passes:
 
 def of(dataset: tf.data.Dataset) -> Passes:
     """Takes a dataset of the current graph apart."""
+    last = tf.data.experimental.to_variant(dataset).op
+    if any(node.type in _FOR_ALL_PASSES for node in _chain(last, ())):
+        dataset = _apart(dataset, ()).make()  # also what stays outside of the passes must keep every element
+    return _apart(dataset, _FOR_ALL_PASSES)
+
+
+def _apart(dataset: tf.data.Dataset, outside: Collection[str]) -> Passes:
     variant = tf.data.experimental.to_variant(dataset)
-    library = {function.signature.name: function for function in variant.graph.as_graph_def().library.function}
-    nodes = {node.name: node for node in _chain(variant.op)}
+    nodes = {node.name: node for node in _chain(variant.op, outside)}
     definition = tf.GraphDef(versions=variant.graph.graph_def_versions)
     given: dict[str, tf.Tensor] = {}
     seeds = []
@@ -96,19 +103,20 @@ def of(dataset: tf.data.Dataset) -> Passes:
         if any(made.attr[name].b for name in _VARIES if name in made.attr):
             places = [[argument.name for argument in node.op_def.input_arg].index(name) for name in ('seed', 'seed2')]
             seeds.append((inputs[places[0]], inputs[places[1]]))
+    library = {function.signature.name: function for function in variant.graph.as_graph_def().library.function}
     _keep_every_element(definition, library)
     with warnings.catch_warnings():  # it says that options hidden in a graph don't show, such as those of a loaded dataset
         warnings.simplefilter('ignore')
         options = dataset.options()
-    return Passes(dataset, options, variant.name, definition, given, tuple(seeds))
+    return Passes(dataset, options, _input(variant, nodes, given), definition, given, tuple(seeds))
 
 
-def _chain(last: tf.Operation) -> Iterator[tf.Operation]:
-    """The operations that make a dataset, `last` being its last; what all passes share is left out."""
+def _chain(last: tf.Operation, outside: Collection[str]) -> Iterator[tf.Operation]:
+    """The operations that make a dataset, `last` being its last, but those of the types in `outside` and all before them."""
     seen, waiting = set(), [last]
     while waiting:
         operation = waiting.pop()
-        if operation.name not in seen and _DATASET.search(operation.type) and operation.type not in _FOR_ALL_PASSES:
+        if operation.name not in seen and _DATASET.search(operation.type) and operation.type not in outside:
             seen.add(operation.name)
             waiting += [tensor.op for tensor in operation.inputs if tensor.dtype == tf.variant]
             yield operation
