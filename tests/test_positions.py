@@ -106,3 +106,11 @@ def test_a_run_of_generated_data_needs_the_flag_and_says_that_its_epoch_restarts
         assert train(5, exact_resume=False).steps_run == 2
     assert 'The input starts at the beginning of an epoch' in caplog.text
     assert seen[:4] == [0, 1, 2, 3]
+
+
+def test_a_table_of_the_dataset_is_ready_before_the_first_step():
+    def model(batch, *, training):
+        return towers.ModelOutput(tf.reduce_mean(tf.cast(batch, tf.float32)) * harness.variable('w', 1.0))
+
+    reports, _ = harness.train(model, table, harness.config(global_batch_size=4))
+    assert reports[0]['loss'] == 2.5

@@ -39,7 +39,7 @@ class Program:
       placement: where the towers run.
       proto: the session's options.
       total_steps: global_step at which the training ends, None where only the data or the clock ends it.
-      init: operation that initialises all variables, global and local.
+      init: operation that initialises all variables, global and local, and lookup tables.
       recorder: keeps the batch of a step that was not finite; None where none is looked for.
     """
 
@@ -83,7 +83,7 @@ def make(
         steps = total_steps(config, source.epoch_examples, len(placement.towers))
         rate = _learning_rate(config, count.step, source, steps, len(placement.towers))
         step, recorder = _step(model, config, source, placement, _Given(count, rate, optimizer or optimizers.make(config), tuple(links)))
-        init = tf.group(tf.global_variables_initializer(), tf.local_variables_initializer(), name='init')
+        init = tf.group(tf.global_variables_initializer(), tf.local_variables_initializer(), tf.tables_initializer(), name='init')
     return Program(graph, step, placement, proto, steps, init, recorder)
 
 
