@@ -8,11 +8,12 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 L0 = {'structs', 'config', 'metrics', 'randomness', 'errors'}
 L2 = {'strategies'}
-L3 = {'program', 'run_directory', 'training', 'evaluator', 'results', 'evaluation', 'companion', 'exporting'}
+L3 = {'program', 'run_directory', 'starting', 'training', 'replaying', 'evaluator', 'results', 'evaluation', 'companion', 'exporting'}
 # A stage is one file or one folder; a file here belongs to the stage it is named with.
 PARTS = {
     'gradients': 'build',
     'passes': 'inputs',
+    'reseeding': 'variables',
     'positions': 'inputs',
     'writes': 'build',
     'fetching': 'session',
@@ -20,6 +21,7 @@ PARTS = {
     'watchdog': 'session',
     'marks': 'session',
     'holder': 'lock',
+    'bundle': 'flight',
     'evaluator': 'evaluation',
     'results': 'evaluation',
     'companion': 'evaluation',

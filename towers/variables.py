@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from towers import randomness
+from towers import randomness, reseeding
 
 Localise = Callable[[tf.Variable], tf.Variable]
 
@@ -108,14 +108,15 @@ def getter(*, seed: int, localise: Localise) -> Callable[..., tf.Variable]:
       seed: the run's seed; initial weights depend on it and on the variable's name alone.
       localise: from a canonical trainable variable to what this tower's model uses.
     """
-
     # An initial value decides its variable's type, but TensorFlow asks for the type again where the variable is shared.
     types = {variable.op.name: variable.dtype.base_dtype for variable in tf.global_variables()}
 
     def get(getter: Callable[..., tf.Variable], name: str, *args: Any, **kwargs: Any) -> tf.Variable:
         kwargs['use_resource'] = True
-        kwargs['dtype'] = types.get(name, kwargs.get('dtype'))
-        kwargs['initializer'] = seeded(kwargs.get('initializer'), randomness.fold(seed, name), kwargs)
+        if name in types:
+            kwargs['dtype'] = types[name]
+        else:
+            kwargs['initializer'] = seeded(kwargs.get('initializer'), randomness.fold(seed, name), kwargs)
         if kwargs.get('regularizer') is not None:
             kwargs['regularizer'] = _beside_variable(kwargs['regularizer'])
         variable = getter(name, *args, **kwargs)
@@ -127,7 +128,7 @@ def getter(*, seed: int, localise: Localise) -> Callable[..., tf.Variable]:
 def seeded(initializer: Any, seed: int, kwargs: dict[str, Any]) -> Any:
     """An initializer whose draws depend on `seed` alone, not on the operations made before it.
 
-    An initializer that the user gave a seed keeps it; a tensor or a number is returned as it is.
+    An initializer that the user gave a seed keeps it; a number is returned as it is.
 
     Args:
       initializer: as `get_variable` takes it.
@@ -139,7 +140,7 @@ def seeded(initializer: Any, seed: int, kwargs: dict[str, Any]) -> Any:
     if isinstance(initializer, type):
         initializer = initializer()
     if not callable(initializer):
-        return initializer
+        return reseeding.reseeded(initializer, seed) if isinstance(initializer, tf.Tensor) else initializer
     if not hasattr(initializer, 'get_config'):
         return _seeded_function(initializer, seed, takes_shape=kwargs.get('shape') is not None)
     settings = initializer.get_config()

@@ -40,8 +40,14 @@ def weights(extra_draws, seed=1):
                 for _ in range(extra_draws):
                     total += 0 * tf.random.uniform([])
                 total += tf.reduce_sum(tf.get_variable(name, [4, 4], initializer=initializer))
-            for maker in (lambda: tf.random.normal([3]), np.ones([3], np.float32)):
-                total += tf.reduce_sum(tf.get_variable('whole' if callable(maker) else 'given', initializer=maker))
+            whole = {
+                'function': lambda: tf.random.normal([3]),
+                'given': np.ones([3], np.float32),
+                'tensor': tf.random_normal([3], stddev=tf.constant(0.5)) + tf.random_uniform([3]),
+                'twin_tensor': tf.random_normal([3], stddev=tf.constant(0.5)) + tf.random_uniform([3]),
+            }
+            for name, value in whole.items():
+                total += tf.reduce_sum(tf.get_variable(name, initializer=value))
         return towers.ModelOutput(total * tf.reduce_mean(x))
 
     return model
@@ -69,7 +75,8 @@ def test_initial_weights_differ_with_the_seed_and_the_name():
     same = {name for name in one if np.array_equal(one[name], other[name])}
     assert same == {'net/given'}
     assert all(len(np.unique(value)) == value.size for name, value in one.items() if name not in same)
-    assert not np.array_equal(one['net/normal'], one['net/twin'])
+    for name, twin in (('net/normal', 'net/twin'), ('net/tensor', 'net/twin_tensor')):
+        assert not np.array_equal(one[name], one[twin])
 
 
 def test_an_initializer_with_a_seed_of_its_own_keeps_it():

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from harness import FP32_SAME_ORDER
 
 import towers
-from towers import program
+from towers import program, writes
 from towers import session as session_lib
 
 UPDATES = tf.GraphKeys.UPDATE_OPS
@@ -33,6 +33,17 @@ def test_law_9_global_step_counts_updates(strategy, n):
         assert [r['step'] for r in reports] == [1, 2, 3]
         assert [r['examples_seen'] for r in reports] == [4, 8, 12]
         assert run.variables()['global_step'] == 3 and run.program.step.global_step.dtype.base_dtype == tf.int64
+
+
+@harness.each_case
+def test_law_9_whatever_hooks_read_as_the_step_is_read_before_it_changes(strategy, n, tmp_path):
+    made = program.make(lambda x, *, training: loss_of(x), harness.numbers(1, 2, 3, 4), harness.config(strategy, n, global_batch_size=4))
+    with made.graph.as_default():
+        hook = tf.train.StepCounterHook(output_dir=str(tmp_path))
+        hook.begin()
+        [step] = made.step.ops
+        for read in (hook.before_run(None).fetches, tf.train.get_global_step()):
+            assert made.graph.as_graph_element(read).op in writes.ancestors([step])
 
 
 @harness.each_case
@@ -124,6 +135,9 @@ def test_law_10_the_same_values_on_fresh_runs(strategy, n):
             run.session.run(run.program.step.sync)
             run.steps(4)
             found.append(run.variables())
+        operations = run.program.graph.get_operations()
+        first, second = [op for op in operations if op.type == 'AssignSubVariableOp' and op.inputs[0].op.name == 'twice'][-2:]
+        assert first in writes.ancestors([second])
     assert all(variables == found[0] for variables in found)
     assert found[0]['counted'] == 12  # not a float: tower 0's alone
     np.testing.assert_allclose(found[0]['shadow'], found[0]['w'] + 0.1 * 0.425, rtol=FP32_SAME_ORDER)  # as before the last step
