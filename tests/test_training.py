@@ -156,7 +156,7 @@ def test_a_loss_that_is_not_finite_stops_before_it_is_saved(tmp_path):
         return dataset().map(lambda row: {**row, 'y': row['y'] * np.float32('nan')})
 
     towers.train(model, dataset, config(tmp_path, train_steps=2))
-    with pytest.raises(errors.Diverged, match='step 3'):
+    with pytest.raises(errors.Diverged, match='Step 3'):
         towers.train(model, poisoned, config(tmp_path, allow_changed=('dataset',)))
     assert manifest.newest(str(tmp_path)).step == 2
 

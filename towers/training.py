@@ -15,24 +15,24 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import (
+    bundle,
     companion,
-    devices,
     evaluation,
     marks,
     optimizers,
-    positions,
     program,
     record,
     run_directory,
     session,
     signals,
+    starting,
     structs,
     watchdog,
     writers,
 )
 from towers import config as config_lib
 from towers import results as results_lib
-from towers.checkpoint import manifest, restore, saver
+from towers.checkpoint import manifest, saver
 from towers.hooks import checkpointing, every, guard, nan, progress, scalars, start, stop, summary, watch
 
 _CLOSE_SECS = 60.0  # for a checkpoint still being written when the training fails
@@ -68,7 +68,7 @@ def train(
       ValueError: model, dataset and configuration don't fit together, or not to what the run was trained under; or
         another trainer is at work in the run directory.
       LockError: another trainer has taken the run directory over, so nothing more was written.
-      Diverged: the loss is not finite.
+      Diverged: the loss or a gradient is not finite.
       Stalled: a step took longer than it may; where it can't be ended the process ends, with exit code 1.
       CheckpointError: the last checkpoint could not be saved, or none of those that exist is whole.
     """
@@ -178,7 +178,7 @@ def opened(
     with made.graph.as_default(), tf.device(made.placement.parameter_device):
         facts = saver.Facts(step.input.fingerprint, claim.facts, claim.check)
         keeper = saver.Saver(step.saved, step.input.position, config=config, model_dir=model_dir, facts=facts)
-        initialize = _initializer(made, claim.found, config)
+        starter = starting.Starter(made, claim.found, config)
     with contextlib.ExitStack() as closing:
         closing.callback(keeper.close, _CLOSE_SECS)
         watching = watchdog.Watchdog(
@@ -189,10 +189,19 @@ def opened(
         )
         # Whatever ends the run but a signal ends it for good. Saving comes last: what it saves has passed every hook.
         saving = checkpointing.CheckpointHook(keeper, step.step, config=config, final=lambda: master.stopped_by != 'signal')
-        stopping = _stopping(made, config, stop_event or threading.Event())
+        events = writers.EventWriter(model_dir)
+        closing.callback(events.close)
+
+        def rollback(raw: tf.Session) -> int:
+            keeper.wait(_CLOSE_SECS)
+            number = starter.go_back(raw)
+            events.start(number)  # TensorBoard drops what was reported of the steps after it
+            return number
+
+        stopping = [*_nan(made, config, rollback), *_stopping(made, config, stop_event or threading.Event())]
         told = watch.StepHook(watching, step.step), watch.SavingHook(watching)
-        every_hook = (guard.GuardHook(claim.check), told[0], *stopping, *hooks, told[1], *_reporting(made, config, closing), saving)
-        master = session.MasterSession(made.graph, every_hook, proto=made.proto, initialize=initialize, ended=step.input.ended)
+        every_hook = (guard.GuardHook(claim.check), told[0], *stopping, *hooks, told[1], *_reporting(made, config, closing, events), saving)
+        master = session.MasterSession(made.graph, every_hook, proto=made.proto, initialize=starter.start, ended=step.input.ended)
         with watching, master:
             try:
                 yield master
@@ -213,36 +222,25 @@ def _loop(master: session.MasterSession, step: structs.TrainStep, reached: _Reac
             *_, number, seen, loss = master.run(fetches)
             if reached.step == reached.first_step:
                 started, first_examples = time.monotonic(), int(seen)
-            reached.step, reached.examples, reached.loss = int(number), int(seen), float(loss)
+            if number != reached.step:  # a step that was held back has a loss, but not one of the run
+                reached.step, reached.examples, reached.loss = int(number), int(seen), float(loss)
     finally:
         seconds = time.monotonic() - started
         reached.examples_per_sec = (reached.examples - first_examples) / seconds if seconds else 0.0
 
 
-def _initializer(made: program.Program, found: manifest.Checkpoint | None, config: config_lib.Config) -> Callable[[tf.Session], None]:
-    """What sets a new session's variables and input; its operations are made now, before the graph is finalised."""
-    step = made.step
-    warm = restore.WarmStart(step.saved, config=config) if config.init_checkpoint and found is None else None
-    restorer = restore.Restorer(step.saved, step.input) if found is not None else None
-
-    def initialize(raw: tf.Session) -> None:
-        devices.check_devices(raw, made.placement)
-        raw.run(made.init)
-        raw.run(step.input.initializer)
-        positions.require(raw, step.input)
-        if warm is not None:
-            warm.load(raw)
-        if restorer is not None and found is not None:
-            restorer.restore(raw, found)
-            logging.info('Going on from %s at step %d.', found.prefix, found.step)
-        raw.run(step.sync)
-
-    return initialize
+def _nan(made: program.Program, config: config_lib.Config, rollback: Callable[[tf.Session], int]) -> list[tf.train.SessionRunHook]:
+    """What looks after steps that are not finite; nothing where none is looked for."""
+    if made.recorder is None:
+        return []
+    explain = bundle.explainer(made.recorder, config)
+    back = rollback if config.nan_policy == 'rollback' else None
+    return [nan.NanHook(made.step.report, made.step.saved[starting.COUNTER], config, explain=explain, rollback=back)]
 
 
 def _stopping(made: program.Program, config: config_lib.Config, stop_event: threading.Event) -> list[tf.train.SessionRunHook]:
     step = made.step
-    hooks: list[tf.train.SessionRunHook] = [nan.NanHook(step.report)] if config.nan_policy == 'stop' else []
+    hooks: list[tf.train.SessionRunHook] = []
     if made.total_steps is not None:
         hooks.append(stop.StopAtStep(made.total_steps, step=step.step, global_step=step.global_step))
     if config.train_secs is not None:
@@ -251,11 +249,11 @@ def _stopping(made: program.Program, config: config_lib.Config, stop_event: thre
     return hooks
 
 
-def _reporting(made: program.Program, config: config_lib.Config, closing: contextlib.ExitStack) -> list[tf.train.SessionRunHook]:
-    model_dir, step = str(config.model_dir), made.step
-    events = writers.EventWriter(model_dir)
-    closing.callback(events.close)
-    rows = writers.JsonLines(os.path.join(model_dir, 'metrics.jsonl'))
+def _reporting(
+    made: program.Program, config: config_lib.Config, closing: contextlib.ExitStack, events: writers.EventWriter
+) -> list[tf.train.SessionRunHook]:
+    step = made.step
+    rows = writers.JsonLines(os.path.join(str(config.model_dir), 'metrics.jsonl'))
     closing.callback(rows.close)
     shown = progress.ProgressHook(step.report, last_step=made.total_steps, when=every.Every(steps=config.log_steps))
     closing.callback(shown.close)

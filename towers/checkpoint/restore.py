@@ -13,7 +13,7 @@ from towers.checkpoint import manifest
 
 T = TypeVar('T')
 POSITION = 'input_position'
-_NEVER_WARM = ('global_step', 'examples_seen', POSITION)
+_NEVER_WARM = ('global_step', 'examples_seen', 'skipped_steps', POSITION)
 # What TensorFlow's reader raises on a file that is gone, cut or changed; some of it has no own class.
 _UNREADABLE = (tf.errors.OpError, ValueError, IndexError, OSError, manifest.CheckpointError)
 

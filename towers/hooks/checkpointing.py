@@ -69,8 +69,9 @@ class CheckpointHook(tf.train.SessionRunHook):
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         """Saves when it is due."""
-        self._stepped = True
-        if self._every.due(int(run_values.results)) and self._owed_since is None:
+        step = int(run_values.results)
+        self._stepped = self._stepped or step > 0  # step 0 again: the first one was held back, so nothing has changed
+        if self._every.due(step) and self._stepped and self._owed_since is None:
             self._owed_since = self._clock()
         if self._owed_since is None:
             return

@@ -27,8 +27,8 @@ class Every:
         self._due_at: float | None = None
 
     def due(self, step: int) -> bool:
-        """Whether to act at `step`; to be asked once a step, with rising steps."""
-        before = step - 1 if self._asked_at is None else self._asked_at
+        """Whether to act at `step`; to be asked once a step, with rising steps but where the training goes back."""
+        before = step - 1 if self._asked_at is None or step < self._asked_at else self._asked_at
         self._asked_at = step
         by_steps = self._steps > 0 and step // self._steps > before // self._steps
         return self._is_time(by_steps) if self._secs else by_steps
