@@ -95,7 +95,7 @@ def read(folder: str) -> Holder | None:
             if not found:
                 return None
             with open(path_of(folder, found[-1]), 'rb') as file:
-                return Holder(**json.loads(file.read()))
+                return Holder(**{**json.loads(file.read()), 'generation': found[-1]})  # the name is what counts
         except GONE:
             if not os.path.isdir(folder):
                 return None

@@ -174,7 +174,7 @@ def _remedy(name: str, old: Any, config: config_lib.Config) -> str:
         return f'--global_batch_size={old} in place of --batch_size={config.batch_size}'
     if name == 'decay_over':
         length, unit = old.split()
-        return f'--decay_over={length}' + (f' --schedule_unit={unit}' if unit != config.schedule_unit else '')
+        return f'--decay_over={length}' if unit == config.schedule_unit else ''
     if old is None or old == []:
         return f'no --{name}'
     return f'--{"" if old else "no"}{name}' if isinstance(old, bool) else f'--{name}={_shown(old)}'
