@@ -5,6 +5,7 @@ import textwrap
 
 import pytest
 
+import models
 from scripts import _flags, _main, _zoo
 from towers import config, errors
 
@@ -18,6 +19,28 @@ def parsed(*arguments):
 def test_without_flags_the_config_is_the_default_one():
     made = _flags.to_config(parsed())
     assert made == dataclasses.replace(config.Config(), model_dir='runs/lenet-digits')
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'rate', 'optimizer'),
+    [
+        ([], 0.001, 'adam'),
+        (['--seed=3'], 0.001, 'adam'),
+        (['--learning_rate=0.5'], 0.5, 'momentum'),
+        (['--optimizer=adam'], 0.05, 'adam'),  # taken as a whole or not at all
+        (['--model=mlp'], 0.05, 'momentum'),
+    ],
+)
+def test_a_models_recipe_holds_where_no_flag_of_its_is_given(arguments, rate, optimizer):
+    values = parsed(*arguments)
+    made = _flags.to_config(values, _zoo.load(values).recipe)
+    assert (made.learning_rate, made.optimizer) == (rate, optimizer)
+
+
+@pytest.mark.parametrize('name', models.RECIPES)
+def test_recipes_are_configurations(name):
+    assert name in models.MODELS
+    config.Config(**models.RECIPES[name])
 
 
 @pytest.mark.parametrize(
