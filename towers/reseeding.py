@@ -23,7 +23,6 @@ def reseeded(value: tf.Tensor, seed: int) -> tf.Tensor:
     copied = _drawn(value)
     if value.op not in copied:
         return value
-    names = {op.name for op in copied}
     definition = tf.GraphDef(versions=value.graph.graph_def_versions)
     given: dict[str, tf.Tensor] = {}
     for order, op in enumerate(copied):
@@ -32,8 +31,8 @@ def reseeded(value: tf.Tensor, seed: int) -> tf.Tensor:
         node.attr.pop('_class', None)
         if _draws(op):
             node.attr['seed'].i, node.attr['seed2'].i = seed, order
-        node.input[:] = [tensor.name if tensor.op.name in names else f'given_{len(given) + k}:0' for k, tensor in enumerate(op.inputs)]
-        given.update({name: tensor for name, tensor in zip(node.input, op.inputs, strict=True) if tensor.op.name not in names})
+        node.input[:] = [tensor.name for tensor in op.inputs]
+        given.update({tensor.name: tensor for tensor in op.inputs if tensor.op not in copied})
     [made] = tf.import_graph_def(definition, given, [value.name], name='initial')
     return made
 
