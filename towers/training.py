@@ -80,7 +80,7 @@ def train(
     if config.evaluate and eval_dataset is None:
         raise ValueError('--evaluate needs an evaluation dataset, got none; give --eval_dataset (eval_dataset= in Python).')
     if config.deterministic:
-        tf.config.experimental.enable_op_determinism()
+        tf.compat.v2.config.experimental.enable_op_determinism()
     job = _Job(model, dataset, config, eval_dataset, tuple(hooks), optimizer)
     return signals.run_in_worker(functools.partial(_run, job), grace_secs=config.grace_secs)
 
