@@ -33,10 +33,11 @@ def print_table(rows: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def stopped(step: int, steps_run: int) -> int:
+def stopped(step: int, steps_run: int, *, from_scratch: bool = False) -> int:
     """Says that a signal ended a training, and what was saved; returns the exit code."""
     saved = f'after step {step}, which is saved' if steps_run else 'before the first step: nothing to save'
-    return _say(STOPPED, f'Stopped by a signal {saved}; run the same command again to go on.')
+    again = ', without --from_scratch,' if from_scratch and steps_run else ''
+    return _say(STOPPED, f'Stopped by a signal {saved}; run the same command again{again} to go on.')
 
 
 def tensorboard_command(model_dir: str) -> str:

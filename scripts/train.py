@@ -29,7 +29,9 @@ def main(values: flags.FlagValues) -> int:
     done = {'steps': f'{result.step} ({result.steps_run} in this run)', **made}
     look = {'run directory': model_dir, 'TensorBoard': _main.tensorboard_command(model_dir)}
     _main.print_table(scores | done | look)
-    return _main.stopped(result.step, result.steps_run) if result.stopped_by == 'signal' else _main.DONE
+    if result.stopped_by == 'signal':
+        return _main.stopped(result.step, result.steps_run, from_scratch=config.from_scratch)
+    return _main.DONE
 
 
 if __name__ == '__main__':
