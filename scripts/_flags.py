@@ -139,7 +139,12 @@ def with_record(fresh: flags.FlagValues, values: flags.FlagValues, argv: Sequenc
     Returns:
       `fresh`, parsed; `values` where the run directory holds no record.
     """
-    record = os.path.join(to_config(values).model_dir or '', RECORD)
+    return recorded(fresh, values, str(to_config(values).model_dir), argv)
+
+
+def recorded(fresh: flags.FlagValues, values: flags.FlagValues, folder: str, argv: Sequence[str]) -> flags.FlagValues:
+    """As `with_record`, with the record in `folder`."""
+    record = os.path.join(folder, RECORD)
     if not os.path.exists(record):
         return values
     parse(fresh, [argv[0], f'--flagfile={record}', *argv[1:]])

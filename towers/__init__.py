@@ -9,6 +9,7 @@ from towers.evaluation import evaluate
 from towers.metrics import accuracy, mean, mean_squared_error, top_k
 from towers.randomness import dropout, random_uniform
 from towers.record import TrainResult
+from towers.replaying import replay
 from towers.structs import Metric, ModelOutput, Objective
 from towers.training import train
 
@@ -24,6 +25,7 @@ __all__ = [
     'mean',
     'mean_squared_error',
     'random_uniform',
+    'replay',
     'top_k',
     'train',
 ]

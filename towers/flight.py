@@ -74,8 +74,7 @@ class Recorder:
 
     def describe(self) -> dict[str, Any]:
         """Types and shapes of each tower's inputs, as JSON values; the leaves are numbered as in `BATCH`."""
-        towers = [[{'dtype': t.dtype.name, 'shape': _shape(t)} for t in _flat(batch)] for batch in self._source.batches]
-        return {'towers': towers, 'variables': sorted(self._variables)}
+        return {'towers': [[{'dtype': t.dtype.name, 'shape': _shape(t)} for t in _flat(batch)] for batch in self._source.batches]}
 
     def find(self, session: tf.Session) -> Finding:
         """Makes the kept step again in parts, changing nothing, and tells what was not finite.
@@ -88,16 +87,29 @@ class Recorder:
         gradients: tuple[str, ...] = ()
         tower = bad[0] if bad else None
         for index in bad[:1] or range(len(losses)):
-            gradients = _gradients(self._outputs[index], session, feeds)
+            gradients = self._first_bad('the gradient', self._outputs[index].gradients, session, feeds)
             if gradients:
                 tower = index
                 break
         causes = itertools.islice(itertools.chain(self._bad_variables(session), self._bad_inputs(feeds, tower)), 3)
         if tower is not None:
             return Finding(tower, (*causes, f'the loss is {losses[tower]:g}', *gradients))
-        sums = _first_bad('the gradient to apply', self._total.variables, self._total.gradients, session, feeds)
+        sums = self._first_bad('the gradient to apply', self._total.gradients, session, feeds)
         others = _bad_tensors(self._also, session.run(self._also, feeds))
         return Finding(None, (*causes, *others, *sums))
+
+    def _first_bad(
+        self, what: str, gradients: Sequence[structs.Gradient], session: tf.Session, feeds: Mapping[str, Any]
+    ) -> tuple[str, ...]:
+        """The first variable whose gradient is not finite, and how many there are."""
+        values = {
+            variable.op.name: gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+            for variable, gradient in zip(self._total.variables, gradients, strict=True)
+            if gradient is not None
+        }
+        found = [(name, problem) for name, value in session.run(values, feeds).items() if (problem := not_finite(value))]
+        more = f' (and of {len(found) - 1} more of {len(values)} variables)' if len(found) > 1 else ''
+        return tuple(f'{what} of {name} {problem}{more}' for name, problem in found[:1])
 
     def _saving(self, name: str, tensors: Mapping[str, tf.Tensor | tf.Variable]) -> tf.Operation:
         values = [_value(tensor) for tensor in tensors.values()]
@@ -168,24 +180,6 @@ def _value(source: tf.Tensor | tf.Variable) -> tf.Tensor:
         return source
     with tf.device(source.device):
         return source.read_value()
-
-
-def _gradients(output: structs.TowerOutput, session: tf.Session, feeds: Mapping[str, Any]) -> tuple[str, ...]:
-    return _first_bad('the gradient', output.variables, output.gradients, session, feeds)
-
-
-def _first_bad(
-    what: str, variables: Sequence[tf.Variable], gradients: Sequence[structs.Gradient], session: tf.Session, feeds: Mapping[str, Any]
-) -> tuple[str, ...]:
-    """The first variable whose gradient is not finite, and how many there are."""
-    values = {
-        variable.op.name: gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-        for variable, gradient in zip(variables, gradients, strict=True)
-        if gradient is not None
-    }
-    found = [(name, problem) for name, value in session.run(values, feeds).items() if (problem := not_finite(value))]
-    more = f' (and of {len(found) - 1} more of {len(values)} variables)' if len(found) > 1 else ''
-    return tuple(f'{what} of {name} {problem}{more}' for name, problem in found[:1])
 
 
 def _bad_tensors(names: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -114,33 +114,75 @@ def _learning_rate(config: config_lib.Config, step: tf.Tensor, source: structs.I
         return schedules.make(config, step, steps_per_epoch=epoch, examples_per_step=size, total_steps=steps)
 
 
-def _step(
-    model: structs.Model, config: config_lib.Config, source: structs.Input, placement: structs.Placement, given: _Given
-) -> tuple[structs.TrainStep, flight.Recorder | None]:
+@dataclasses.dataclass(frozen=True)
+class Computed:
+    """What a step computes before it changes anything.
+
+    Attributes:
+      outputs: the towers'.
+      total: gradients that are ready to apply, but for a user's links.
+      unclipped: the same before clipping.
+      penalty: fp32 scalar.
+    """
+
+    outputs: tuple[structs.TowerOutput, ...]
+    total: structs.Sum
+    unclipped: structs.Sum
+    penalty: tf.Tensor
+
+
+def compute(
+    model: structs.Model, config: config_lib.Config, source: structs.Input, placement: structs.Placement, step: tf.Tensor
+) -> tuple[structs.Strategy, Computed]:
+    """Builds the model on every tower, and the mean gradient with penalties, in the current graph.
+
+    Args:
+      model: as in `make`.
+      config: everything else.
+      source: the input that feeds the towers.
+      placement: where they run.
+      step: int64 scalar, global_step before the update.
+
+    Raises:
+      ValueError: the model does not fit.
+    """
     strategy = strategies.STRATEGIES[config.strategy](
         parameter_device=placement.parameter_device, seed=config.seed, statistics=config.batch_norm
     )
-    draws = functools.partial(randomness.Draws, config.seed, given.count.step)
-    outputs = build.training(model, source, placement.towers, scope=strategy.scope, draws=draws)
-    with tf.name_scope('average'):
+    outputs = build.training(
+        model, source, placement.towers, scope=strategy.scope, draws=functools.partial(randomness.Draws, config.seed, step)
+    )
+    with tf.name_scope('average/'):
         [total] = strategy.reduce(outputs)
-        total, penalty, unclipped = chain.run(
-            total, config, normalised=central.normalised(outputs), penalties=outputs[0].penalties, links=given.links
-        )
-        whole = tf.add(total.loss, penalty, name='total_loss')
-        gate, recorder = _gate(config, source, outputs, total, whole)
-    report = {'loss': total.loss, 'penalty': penalty, 'total_loss': whole, 'learning_rate': given.rate}
+        total, penalty, unclipped = chain.run(total, config, normalised=central.normalised(outputs), penalties=outputs[0].penalties)
+    return strategy, Computed(outputs, total, unclipped, penalty)
+
+
+def _step(
+    model: structs.Model, config: config_lib.Config, source: structs.Input, placement: structs.Placement, given: _Given
+) -> tuple[structs.TrainStep, flight.Recorder | None]:
+    strategy, made = compute(model, config, source, placement, given.count.step)
+    outputs = made.outputs
+    with tf.name_scope('average/'):
+        total = chain.follow(made.total, given.links)
+        report = {
+            'loss': total.loss,
+            'penalty': made.penalty,
+            'total_loss': tf.add(total.loss, made.penalty, name='total_loss'),
+            'learning_rate': given.rate,
+        }
+        gate, recorder = _gate(config, source, outputs, total, report)
 
     def apply(update: structs.Update, after: Sequence[tf.Tensor]) -> tf.Operation:
-        made = given.optimizer(given.rate)
-        return optimizers.apply(made, update, learning_rate=given.rate, weight_decay=config.weight_decay, after=after)
+        optimizer = given.optimizer(given.rate)
+        return optimizers.apply(optimizer, update, learning_rate=given.rate, weight_decay=config.weight_decay, after=after)
 
     operation, report, sync = train_step.make(gate, strategy.spread(total, outputs), given.count, apply=apply, report=report)
     step = structs.TrainStep(
         ops=(operation,),
         step=report['step'],
         report=report,
-        scalars=_scalars(unclipped, outputs, operation),
+        scalars=_scalars(made.unclipped, outputs, operation),
         metrics=total.metrics,
         summaries=(*outputs[0].summaries, *_summaries(total, source, config, operation)),
         summary_prefixes=(f'{outputs[0].tower.scope}/',),
@@ -154,12 +196,17 @@ def _step(
 
 
 def _gate(
-    config: config_lib.RunConfig, source: structs.Input, outputs: Sequence[structs.TowerOutput], total: structs.Sum, loss: tf.Tensor
+    config: config_lib.RunConfig,
+    source: structs.Input,
+    outputs: Sequence[structs.TowerOutput],
+    total: structs.Sum,
+    report: Mapping[str, tf.Tensor],
 ) -> tuple[train_step.Gate, flight.Recorder | None]:
     """What lets a step through, and what looks into one that is not finite."""
     if config.nan_policy == 'ignore':
         return train_step.Gate(total.weight, total.examples), None
-    also = {'the loss with the penalty': loss, **{f'the new value of {w.variable.op.name}': w.value for w in total.state}}
+    also = {'the loss with the penalty': report['total_loss'], 'the learning rate': report['learning_rate']}
+    also.update({f'the new value of {write.variable.op.name}': write.value for write in total.state})
     recorder = flight.Recorder(source, outputs, total, also)
     finite = chain.finite(total, list(also.values()))
     return train_step.Gate(total.weight, total.examples, finite, recorder.keep), recorder
