@@ -69,11 +69,13 @@ def _guarded(main: Callable[[flags.FlagValues], int], values: flags.FlagValues, 
 def _code(error: Exception) -> int | None:
     """The exit code of an error whose message says it all; None = its traceback is wanted too, and the code is 1.
 
-    A ValueError of ours says what to do in its message, one out of a user's model needs the line that raised it.
+    A ValueError of ours says what to do in its message, one out of a user's model needs the line that raised it. What
+    TensorFlow's runtime says about a step comes from our session with the node, the device and the user's line in it.
     """
     if isinstance(error, errors.Diverged):
         return DIVERGED
-    if type(error).__module__.startswith('towers.'):
+    of_a_step = type(error).__module__.startswith('tensorflow.') and _raised_in(error, 'towers')
+    if of_a_step or type(error).__module__.startswith('towers.'):
         return FAILED
     if isinstance(error, ValueError) and _raised_in(error, 'towers', 'models', 'scripts'):
         return MISUSED

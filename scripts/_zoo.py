@@ -27,33 +27,35 @@ class Work:
       dataset: makes the training dataset.
       eval_dataset: makes the evaluation dataset; None = nothing is evaluated.
       recipe: fields of a Config that suit a model of the zoo.
+      left_out: names of the records that --max_bad_records leaves out.
     """
 
     model: structs.Model
     dataset: structs.Dataset
     eval_dataset: structs.Dataset | None
     recipe: Mapping[str, Any]
+    left_out: tuple[str, ...] = ()
 
 
 def load(values: flags.FlagValues) -> Work:
-    """Finds what --model, --model_args, --dataset, --eval_dataset and --data_dir name.
+    """Finds what --model, --model_args, --dataset, --eval_dataset, --data_dir and --data_args name.
 
     A model of the zoo that takes `classes` gets the dataset's number of them unless --model_args says otherwise.
 
     Raises:
       ValueError, FileNotFoundError: something is unknown, missing, damaged or takes other arguments.
     """
-    args = _flags.model_args(values)
-    dataset, eval_dataset, classes = _datasets(values)
+    args = _flags.arguments(values, 'model_args')
+    datasets = _datasets(values)
     name = values.model
     if _is_own('--model', name):
         model = _bound(find('--model', name), name, args)
     else:
         sizes = [field.name for field in dataclasses.fields(models.MODELS[name][1])] if name in models.MODELS else []
-        if classes is not None and 'classes' in sizes:
-            args.setdefault('classes', classes)
+        if datasets.classes is not None and 'classes' in sizes:
+            args.setdefault('classes', datasets.classes)
         model = models.build(name, **args)
-    return Work(model, dataset, eval_dataset, models.RECIPES.get(name, {}))
+    return Work(model, datasets.train, datasets.test, models.RECIPES.get(name, {}), datasets.left_out)
 
 
 def find(flag: str, name: str) -> Callable[..., Any]:
@@ -79,23 +81,38 @@ def find(flag: str, name: str) -> Callable[..., Any]:
     return function
 
 
-def _datasets(values: flags.FlagValues) -> tuple[structs.Dataset, structs.Dataset | None, int | None]:
-    """The training and the evaluation dataset, and the number of classes where the zoo knows it."""
-    name, eval_name, data_dir, seed = values.dataset, values.eval_dataset, values.data_dir, values.seed
+@dataclasses.dataclass(frozen=True)
+class _Datasets:
+    """What is trained and evaluated on; `classes` is None where only the user knows it."""
+
+    train: structs.Dataset
+    test: structs.Dataset | None
+    classes: int | None = None
+    left_out: tuple[str, ...] = ()
+
+
+def _datasets(values: flags.FlagValues) -> _Datasets:
+    name, eval_name = values.dataset, values.eval_dataset
     own = _is_own('--dataset', name)
     if own:
-        if data_dir is not None:
-            raise ValueError(f'--data_dir is for datasets of the zoo, got it with --dataset={name}; let your function know its folder.')
-        dataset, eval_dataset, classes = find('--dataset', name), None, None
+        for flag in ('data_dir', 'data_args', 'max_bad_records'):
+            if values[flag].value:
+                raise ValueError(f'--{flag} is for datasets of the zoo, got it with --dataset={name}; let your function see to that.')
+        found = _Datasets(find('--dataset', name), None)
     else:
-        splits = data.load(name, data_dir, seed=seed)
-        dataset, eval_dataset, classes = splits.train, splits.test, splits.classes
+        splits = _zoo_splits(values, name)
+        found = _Datasets(splits.train, splits.test, splits.classes, splits.left_out)
+    if eval_name is None or (not own and eval_name == name):
+        return found
     if eval_name == 'none':
-        eval_dataset = None
-    elif eval_name is not None and (own or eval_name != name):
-        is_own = _is_own('--eval_dataset', eval_name)
-        eval_dataset = find('--eval_dataset', eval_name) if is_own else data.load(eval_name, data_dir, seed=seed).test
-    return dataset, eval_dataset, classes
+        return dataclasses.replace(found, test=None)
+    is_own = _is_own('--eval_dataset', eval_name)
+    return dataclasses.replace(found, test=find('--eval_dataset', eval_name) if is_own else _zoo_splits(values, eval_name).test)
+
+
+def _zoo_splits(values: flags.FlagValues, name: str) -> data.Splits:
+    args = _flags.arguments(values, 'data_args')
+    return data.load(name, values.data_dir, seed=values.seed, max_bad_records=values.max_bad_records, **args)
 
 
 def _is_own(flag: str, name: str) -> bool:

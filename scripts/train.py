@@ -26,7 +26,8 @@ def main(values: flags.FlagValues) -> int:
         result = towers.train(work.model, work.dataset, config, eval_dataset=work.eval_dataset, hooks=(record,))
     scores = {f'{config.eval_name} {name}': value for name, value in result.evaluation.items() if name not in ('step', 'examples')}
     made = {'training loss': result.loss, 'examples/s': round(result.examples_per_sec)} if result.steps_run else {}
-    done = {'steps': f'{result.step} ({result.steps_run} in this run)', **made}
+    bad = {'records left out': len(work.left_out)} if work.left_out else {}
+    done = {'steps': f'{result.step} ({result.steps_run} in this run)', **made, **bad}
     look = {'run directory': model_dir, 'TensorBoard': _main.tensorboard_command(model_dir)}
     _main.print_table(scores | done | look)
     if result.stopped_by == 'signal':

@@ -101,3 +101,13 @@ def test_the_source_is_the_innermost_line_of_the_user():
     with tf.Graph().as_default():
         line = errors.source_line(user_code().op)
     assert line == f'{__file__}:{user_code.__code__.co_firstlineno + 1}'
+
+
+def test_what_a_map_of_the_dataset_says_comes_without_tensorflows_path_to_it():
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        checked = tf.data.Dataset.range(3).map(lambda x: tf.debugging.Assert(x < 2, ['file 7: too large']) and x).batch(3)
+        iterator = tf.data.make_initializable_iterator(checked)
+        batch = iterator.get_next()
+        session.run(iterator.initializer)
+        error = errors.located(failure(session, batch, True), graph)
+    assert str(error).startswith('assertion failed: [file 7: too large] ')

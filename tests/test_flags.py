@@ -101,7 +101,7 @@ def test_the_recorded_flags_come_back_and_the_command_line_wins(tmp_path):
     again = ['evaluate.py', f'--model_dir={tmp_path}', '--num_gpus=1', '--model_args=dense=16']
     found = _flags.with_record(_flags.define(), parsed(*again[1:]), again)
     assert _flags.to_config(found) == dataclasses.replace(_flags.to_config(values), num_gpus=1)
-    assert _flags.model_args(found) == {'conv1': 8, 'dense': 16}
+    assert _flags.arguments(found, 'model_args') == {'conv1': 8, 'dense': 16}
 
 
 def test_without_a_record_the_command_line_stands_alone(tmp_path):
@@ -120,13 +120,13 @@ def test_without_a_record_the_command_line_stands_alone(tmp_path):
     ],
 )
 def test_model_args_are_literals_and_words(entries, args):
-    assert _flags.model_args(parsed(*(f'--model_args={entry}' for entry in entries))) == args
+    assert _flags.arguments(parsed(*(f'--model_args={entry}' for entry in entries)), 'model_args') == args
 
 
 @pytest.mark.parametrize('entry', ['64', 'width', 'width=', 'a=1 b=2', 'a=f(1)', '**x', 'a=1)+dict(b=2'])
 def test_other_model_args_are_refused(entry):
     with pytest.raises(ValueError, match='--model_args wants name=value, got '):
-        _flags.model_args(parsed(f'--model_args={entry}'))
+        _flags.arguments(parsed(f'--model_args={entry}'), 'model_args')
 
 
 def test_help_shows_every_flag_under_its_section():

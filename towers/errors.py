@@ -12,6 +12,7 @@ _LIBRARY = str(pathlib.Path(__file__).parent)
 _STANDARD = sysconfig.get_paths()['stdlib']
 _FIRST_ROOT = re.compile(r'root error\(s\) found\.\s*\(0\)(.*?)(?=\n\s*\(1\)|\n\d+ successful operations|\Z)', re.DOTALL)
 _NODE = re.compile(r'(?<!\}\})\{\{node ([^}]+)\}\}')  # not one inside a function
+_IN_DATASET = re.compile(r'Error in user-defined function passed to \w+:\d+ transformation with iterator: \S+: ')
 _FUNCTION = re.compile(r'\{\{function_node ([^}]+)\}\}')
 
 
@@ -85,4 +86,4 @@ def _first_root(message: str) -> str:
 def _reason(message: str) -> str:
     """A runtime's message without its traceback and its list of nodes, in one line."""
     text = _first_root(re.sub(r"\AGraph execution error:(.*\nNode: '[^\n]*\n)?", '', message, flags=re.DOTALL))
-    return ' '.join(re.sub(r'\[\[.*?\]\]', '', text, flags=re.DOTALL).split())
+    return ' '.join(re.sub(r'\[\[.*?\]\]', '', _IN_DATASET.sub('', text), flags=re.DOTALL).split())

@@ -4,10 +4,12 @@
 shuffles, so that their position can be saved and restored exactly.
 """
 
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 from models import names
-from models.data import cifar, digits, idx, splits, synthetic
+from models.data import cifar, digits, idx, images, splits, synthetic, tfrecord
 
 __all__ = ['DATASETS', 'Splits', 'load']
 
@@ -18,20 +20,38 @@ DATASETS: dict[str, Callable[..., splits.Splits]] = {
     'idx': idx.load,
     'cifar10': cifar.cifar10,
     'cifar100': cifar.cifar100,
+    'images': images.load,
+    'tfrecord': tfrecord.load,
     'synthetic': synthetic.load,
 }
 
 
-def load(name: str, data_dir: str | None = None, *, seed: int = 1) -> Splits:
+def load(name: str, data_dir: str | None = None, *, seed: int = 1, max_bad_records: int = 0, **data_args: Any) -> Splits:
     """The dataset `name` with its files checked.
 
     Args:
       name: a key of `DATASETS`.
       data_dir: folder with its files; `digits` and `synthetic` need none.
       seed: of the training examples' order.
+      max_bad_records: so many records that can't be read are left out; above 0 for those datasets only that can do so.
+      **data_args: further arguments of the dataset's function.
 
     Raises:
-      ValueError: unknown dataset, or a damaged file.
+      ValueError: unknown dataset or argument, or a damaged file.
       FileNotFoundError: a missing file.
     """
-    return names.look_up('dataset', name, DATASETS)(data_dir, seed=seed)
+    function = names.look_up('dataset', name, DATASETS)
+    known = inspect.signature(function).parameters
+    takes = {key: known[key].default for key in known if key not in ('data_dir', 'seed', 'max_bad_records')}
+    for key in data_args:
+        if key not in takes:
+            listed = ', '.join(f'{k}={v!r}' for k, v in takes.items()) or 'none'
+            raise ValueError(f'Dataset {name!r} has no argument {key!r}{names.hint(key, takes)} It takes {listed}.')
+    if 'max_bad_records' in known:
+        data_args['max_bad_records'] = max_bad_records
+    elif max_bad_records:
+        able = [each for each, made in DATASETS.items() if 'max_bad_records' in inspect.signature(made).parameters]
+        raise ValueError(
+            f'--max_bad_records is for the datasets {" and ".join(able)}, got it with {name!r}, whose files are good or bad as a whole.'
+        )
+    return function(data_dir, seed=seed, **data_args)

@@ -21,6 +21,7 @@ class Splits:
       classes: number of classes; labels are below it.
       train_examples: how many examples `train` has.
       test_examples: how many `test` has.
+      left_out: names of bad records that neither of the two has.
     """
 
     train: Callable[[], tf.data.Dataset]
@@ -29,6 +30,7 @@ class Splits:
     classes: int
     train_examples: int
     test_examples: int
+    left_out: tuple[str, ...] = ()
 
 
 def shuffled(records: tf.data.Dataset, examples: int, *, seed: int | None) -> tf.data.Dataset:

@@ -1,0 +1,74 @@
+"""Folders of images: one folder for each class, with JPEG, PNG, GIF, BMP, WebP or JPEG XL files in it."""
+
+import functools
+import os
+import pathlib
+
+import numpy as np
+
+from models.data import encoded, files, splits
+
+_ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.jxl')
+_TRAIN, _TEST = ('train', 'training'), ('test', 'val', 'validation', 'valid')
+
+
+def load(data_dir: str | None, *, seed: int = 1, size: int | None = None, channels: int = 3, max_bad_records: int = 0) -> splits.Splits:
+    """Images of any number of classes, whose labels are the places of their folders' names in the order of the alphabet.
+
+    Args:
+      data_dir: folder with train/<class>/*.jpg and test/<class>/*.jpg; test may be called val or validation.
+      seed: of the training examples' order.
+      size: images are scaled and cropped to size x size; None = all have the size of the first.
+      channels: 3 for colours, 1 for grey.
+      max_bad_records: so many images that can't be decoded are left out; every image is read once to find them.
+
+    Raises:
+      ValueError, FileNotFoundError: a folder is missing or empty, or more images are bad than may be left out.
+    """
+    encoded.check_sizes(size, channels)
+    place = files.folder(data_dir, 'images', holds='train/<class>/ and test/<class>/, images in each')
+    folders = [_folder(place, names) for names in (_TRAIN, _TEST)]
+    classes = sorted(entry.name for entry in folders[0].iterdir() if entry.is_dir())
+    bad: dict[str, str] = {}
+    indices = [_index(folder, classes, bad) for folder in folders]
+    encoded.refuse(bad, most=max_bad_records)
+    first = pathlib.Path(indices[0].paths[0]).read_bytes()
+    form = encoded.Form(encoded.shape(first, indices[0].name(0), size, channels), len(classes), size is not None)
+    (train, test), left_out = encoded.checked(indices, form, bad, most=max_bad_records)
+    return splits.Splits(
+        train=functools.partial(encoded.dataset, train, form, seed=seed),
+        test=functools.partial(encoded.dataset, test, form, seed=None),
+        shape=form.shape,
+        classes=form.classes,
+        train_examples=len(train),
+        test_examples=len(test),
+        left_out=left_out,
+    )
+
+
+def _folder(place: pathlib.Path, names: tuple[str, ...]) -> pathlib.Path:
+    for name in names:
+        if (place / name).is_dir():
+            return place / name
+    raise FileNotFoundError(f'Expected a folder {" or ".join(names)} in {place}, found none; put a folder for each class there.')
+
+
+def _index(folder: pathlib.Path, classes: list[str], bad: dict[str, str]) -> encoded.Index:
+    """The images of a split; empty files go to `bad`."""
+    unknown = sorted({entry.name for entry in folder.iterdir() if entry.is_dir()} - set(classes))
+    if unknown:
+        raise ValueError(f'{folder / unknown[0]}: expected classes that train has too ({", ".join(classes[:5])}, ...); add it there.')
+    paths: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        entries = sorted(os.scandir(folder / name), key=lambda entry: entry.name) if (folder / name).is_dir() else []
+        for entry in entries:
+            if entry.name.lower().endswith(_ENDINGS) and not entry.name.startswith('.'):
+                if entry.stat().st_size:
+                    paths.append(entry.path)
+                    labels.append(label)
+                else:
+                    bad[entry.path] = 'the file is empty'
+    if not paths:
+        raise ValueError(f'{folder}: expected images ({", ".join(_ENDINGS)}) in folders for their classes, found none; put them there.')
+    return encoded.Index(tuple(paths), np.arange(len(paths)), labels=np.array(labels, np.int64))
