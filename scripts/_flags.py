@@ -53,17 +53,17 @@ def define() -> flags.FlagValues:
     """The flags that every command has: what to train, and each field of `towers.Config`."""
     values = flags.FlagValues()
     section = 'Model and data: what is trained.'
-    doc = "the model's sizes: width=64,layers=(2,3); may be given again"
-    repeated: flags.Flag[Any] = flags.MultiFlag(flags.ArgumentParser(), flags.ArgumentSerializer(), 'model_args', [], doc)
     add(values, section, Option('model', 'lenet', 'of the zoo, or yours as package.module:function'))
-    flags.DEFINE_flag(repeated, values, module_name=section)
+    _add_repeated(values, section, 'model_args', "the model's sizes: width=64,layers=(2,3); may be given again")
     add(
         values,
         section,
         Option('dataset', 'digits', 'of the zoo, or yours as package.module:function'),
         Option('eval_dataset', None, "what is evaluated, named like --dataset, or none; the zoo dataset's test examples if not given"),
         Option('data_dir', None, "folder with the zoo dataset's files"),
+        Option('max_bad_records', 0, 'damaged records or images to leave out, of tfrecord and images; more are an error', kind=int),
     )
+    _add_repeated(values, section, 'data_args', "further arguments of the zoo's dataset: size=64; may be given again")
     for part in config_lib.SECTIONS:
         hints = typing.get_type_hints(part)
         options = [Option(field.name, field.default, field.metadata['doc'], hints[field.name]) for field in dataclasses.fields(part)]
@@ -75,6 +75,11 @@ def add(values: flags.FlagValues, section: str, *options: Option) -> None:
     """Defines flags under a heading of --help."""
     for option in options:
         flags.DEFINE_flag(_flag(option), values, module_name=section)
+
+
+def _add_repeated(values: flags.FlagValues, section: str, name: str, doc: str) -> None:
+    repeated: flags.Flag[Any] = flags.MultiFlag(flags.ArgumentParser(), flags.ArgumentSerializer(), name, [], doc)
+    flags.DEFINE_flag(repeated, values, module_name=section)
 
 
 def _flag(option: Option) -> flags.Flag[Any]:
@@ -151,14 +156,14 @@ def recorded(fresh: flags.FlagValues, values: flags.FlagValues, folder: str, arg
     return fresh
 
 
-def model_args(values: flags.FlagValues) -> dict[str, Any]:
-    """The keyword arguments of --model_args: literals, and bare words as strings.
+def arguments(values: flags.FlagValues, flag: str) -> dict[str, Any]:
+    """The keyword arguments of --model_args or --data_args (`flag`): literals, and bare words as strings.
 
     Raises:
       ValueError: an entry is not name=value.
     """
     args: dict[str, Any] = {}
-    for entry in values.model_args:
+    for entry in values[flag].value:
         try:
             call = ast.parse(f'dict({entry})', mode='eval').body
             if not isinstance(call, ast.Call) or call.args or not all(word.arg for word in call.keywords):
@@ -166,7 +171,7 @@ def model_args(values: flags.FlagValues) -> dict[str, Any]:
             for word in call.keywords:
                 args[str(word.arg)] = word.value.id if isinstance(word.value, ast.Name) else ast.literal_eval(word.value)
         except (SyntaxError, ValueError) as error:
-            raise ValueError(f'--model_args wants name=value, got {entry!r}; e.g. --model_args=width=64,layers=(2,3).') from error
+            raise ValueError(f'--{flag} wants name=value, got {entry!r}; e.g. --{flag}=width=64,layers=(2,3).') from error
     return args
 
 
