@@ -1,5 +1,6 @@
 """A run directory is taken, gone on from, set aside and agreed on."""
 
+import dataclasses
 import json
 import os
 import threading
@@ -7,6 +8,7 @@ import threading
 import harness
 import pytest
 import runs
+import small_run
 import tensorflow.compat.v1 as tf
 
 import towers
@@ -210,3 +212,30 @@ def test_the_best_checkpoint_stays_through_restarts(tmp_path):
         publish(step, accuracy)
     assert [found.step for found in manifest.all(str(tmp_path))] == [2, 4]
     assert tf.train.get_checkpoint_state(str(tmp_path)).all_model_checkpoint_paths == [str(tmp_path / f'ckpt-{step}') for step in (2, 4)]
+
+
+@pytest.mark.parametrize('sync', [True, False])
+@pytest.mark.parametrize(('moment', 'left'), [('ckpt-2.tmp.index', [1]), ('ckpt-2.json', [1, 2]), ('taken', [2])])
+def test_a_saver_asks_before_each_change(tmp_path, sync, moment, left):
+    """The directory is another trainer's from the moment that a file is there: nothing in it changes from then on."""
+    folder, seen = tmp_path / 'run', []
+
+    def state():
+        return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+    def guard():
+        if (folder / moment).exists():
+            seen.append(state())
+            raise lock.LockError('taken over')
+
+    with small_run.started(folder, keep_checkpoints=1, sync_checkpoint=sync) as run:
+        run.saver._facts = dataclasses.replace(run.saver._facts, guard=guard)
+        with pytest.raises(lock.LockError):
+            for step in (1, 2, 3):
+                if step == 3:
+                    (folder / 'taken').touch()  # between two saves
+                    seen.append(state())
+                run.steps()
+                run.save()
+    assert [found.step for found in manifest.all(str(folder))] == left
+    assert seen[0] == state()
