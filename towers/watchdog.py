@@ -32,7 +32,7 @@ _NOTICE_MEDIANS = 5
 _TICK_SECS = 1.0
 _ANSWER_SECS = 6.0
 _CLOSE_SECS = 3.0
-_LEAVE_SECS = 10.0  # for the run to end by itself when its session is closed
+_LEAVE_SECS = 5.0  # for the run to end by itself when its session is closed
 _STEPS_REMEMBERED = 200
 
 

@@ -54,3 +54,17 @@ def blocking_numbers():
     if not os.path.exists('pipe'):
         os.mkfifo('pipe')
     return tf.data.TextLineDataset(['lines', 'pipe']).map(tf.strings.to_number)
+
+
+def gated_numbers():
+    """Waits before its 200th example until a file is there."""
+    return numbers().repeat().enumerate().map(_gated)
+
+
+def _gated(index, x):
+    def wait(index, x):
+        while index >= 200 and not os.path.exists('open'):
+            time.sleep(0.01)
+        return x
+
+    return tf.ensure_shape(tf.numpy_function(wait, [index, x], tf.int64), [])
