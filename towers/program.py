@@ -184,7 +184,7 @@ def _step(
         report=report,
         scalars=_scalars(made.unclipped, outputs, operation),
         metrics=total.metrics,
-        summaries=(*outputs[0].summaries, *_summaries(total, source, config, operation)),
+        summaries=_finite_only((*outputs[0].summaries, *_summaries(total, source, config, operation))),
         summary_prefixes=(f'{outputs[0].tower.scope}/',),
         global_step=given.count.global_step,
         saved=train_step.saved(),
@@ -234,6 +234,22 @@ def _summaries(total: structs.Sum, source: structs.Input, config: config_lib.Con
         for path, leaf in _leaves(source.batches[0].features):
             if leaf.shape.rank == 4 and leaf.shape[-1] in (1, 3, 4):
                 made.append(tf.summary.image(f'input/{path}', leaf, max_outputs=_IMAGES, collections=[]))
+    return tuple(made)
+
+
+def _finite_only(summaries: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
+    """The same summaries, histograms of finite values only: one of others fails the step before anybody can look into it."""
+    made: list[tf.Tensor] = []
+    for summary in summaries:
+        if summary.op.type == 'MergeSummary':
+            made.extend(_finite_only(list(summary.op.inputs)))
+        elif summary.op.type == 'HistogramSummary':
+            tag, values = summary.op.inputs
+            with tf.device(summary.device), tf.name_scope('summaries/'):
+                finite = tf.boolean_mask(values, tf.math.is_finite(values)) if values.dtype.is_floating else values
+                made.append(tf.raw_ops.HistogramSummary(tag=tag, values=finite))
+        else:
+            made.append(summary)
     return tuple(made)
 
 
