@@ -8,6 +8,7 @@ import resource
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from tensorboard.backend.event_processing import event_accumulator
 
 from towers import writers
 
@@ -83,6 +84,47 @@ def test_starts_within_one_second_write_files_in_the_order_of_the_starts(tmp_pat
     starts = [event.step for path in event_files(tmp_path) for event in events(path) if event.HasField('session_log')]
     assert starts == [0, 1, 2, 3, 4]
     assert len(scalars(tmp_path)) == 5
+
+
+def shown(folder):
+    """What TensorBoard shows: tag -> [(step, value)], by its own reader."""
+    seen = event_accumulator.EventAccumulator(str(folder))
+    seen.Reload()
+    return {tag: [(point.step, point.value) for point in seen.Scalars(tag)] for tag in seen.Tags()['scalars']}
+
+
+def killed_at(folder, first, last, value):
+    """What a session leaves that starts at `first` and is killed after `last`, in the middle of a record."""
+    writer = writers.EventWriter(str(folder))
+    writer.start(first)
+    for step in range(first + 1, last + 1):
+        writer.scalars(step, {'loss': value + step})
+        if step % 5 == 0:
+            writer.summary(step, tf.Summary(value=[tf.Summary.Value(tag='norm', simple_value=value)]))
+    writer.close()
+    with open(event_files(folder)[-1], 'ab') as file:
+        file.write(b'\x50\0\0\0\0\0\0\0half')
+
+
+def test_a_resumed_run_loses_no_point_and_has_none_twice(tmp_path):
+    killed_at(tmp_path, 0, 13, 0.0)
+    killed_at(tmp_path, 10, 10, 0.0)  # killed at once
+    killed_at(tmp_path, 10, 17, 100.0)
+    killed_at(tmp_path, 15, 20, 200.0)
+    losses = [*range(1, 11), *range(111, 116), *range(216, 221)]
+    assert shown(tmp_path) == {
+        'loss': [(step, float(loss)) for step, loss in enumerate(losses, 1)],
+        'norm': [(5, 0.0), (10, 0.0), (15, 100.0), (20, 200.0)],
+    }
+    starts = [[event.step for event in writers._events(path) if event.HasField('session_log')] for path in event_files(tmp_path)]
+    assert starts == [[0], [10], [10], [15]]
+
+
+def test_a_resumed_run_of_large_files_loses_no_point_either(tmp_path, monkeypatch):
+    monkeypatch.setattr(writers, '_MOST_READ', 100)
+    killed_at(tmp_path, 0, 13, 0.0)
+    killed_at(tmp_path, 10, 12, 100.0)
+    assert shown(tmp_path)['loss'] == [(step, float(step)) for step in range(1, 11)] + [(11, 111.0), (12, 112.0)]
 
 
 def test_nothing_is_made_before_the_first_event(tmp_path):

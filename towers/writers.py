@@ -5,20 +5,24 @@ on when it is possible again. Readers never see half a record.
 """
 
 import contextlib
+import glob
 import itertools
 import json
 import math
 import os
 import socket
+import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
+from google.protobuf import message
 
 _FAILURES = (OSError, tf.errors.OpError)  # TensorFlow says OutOfRangeError for a file that may not grow
+_MOST_READ = 2**27  # bytes of an earlier file that a start reads
 _RECORD_FRAME = 16  # bytes of length and checksums round a record
 _count = itertools.count()
 
@@ -40,8 +44,16 @@ class EventWriter:
         self._warned = False
 
     def start(self, step: int) -> None:
-        """Marks a start at `step`: TensorBoard drops what an earlier process wrote at this step and later."""
-        self._write(tf.Event(step=step, session_log=tf.SessionLog(status=tf.SessionLog.START)))
+        """Marks a start at `step`: TensorBoard drops what an earlier process wrote at this step and later.
+
+        What was written at the step itself happened before the start, so it is written once more. Where the earlier file
+        is too large to look for it, the start is marked at the next step instead, which drops the same but for that.
+        """
+        again = _written_at(step, self._folder)
+        at = step + 1 if again is None else step
+        self._write(tf.Event(step=at, session_log=tf.SessionLog(status=tf.SessionLog.START)))
+        for event in again or ():
+            self._write(event, event.wall_time)
 
     def scalars(self, step: int, values: Mapping[str, Any]) -> None:
         """Writes one point for each scalar; a value that isn't one number is left out."""
@@ -66,8 +78,8 @@ class EventWriter:
             except _FAILURES as error:
                 self._warned = _warn(error, self._path, self._warned)
 
-    def _write(self, event: tf.Event) -> None:
-        event.wall_time = time.time()
+    def _write(self, event: tf.Event, wall_time: float | None = None) -> None:
+        event.wall_time = wall_time or time.time()
         try:
             if self._file is None:
                 self._open()
@@ -143,6 +155,36 @@ class JsonLines:
             with contextlib.suppress(OSError):  # it isn't a plain file
                 self._file.truncate(size)
             raise
+
+
+def _written_at(step: int, folder: str) -> list[tf.Event] | None:
+    """The summaries of a step in the newest event file that has any; None where a file to be read is too large."""
+    paths = glob.glob(os.path.join(glob.escape(folder), 'events.out.tfevents.*')) if step else []
+    try:
+        for path in sorted(paths, reverse=True):
+            if os.path.getsize(path) > _MOST_READ:
+                return None
+            events = list(_events(path))
+            found = [event for event in events if event.step == step and event.HasField('summary')]
+            if found or any(event.HasField('session_log') and event.step < step for event in events):
+                return found  # a session that began before the step, so no earlier one has it
+    except OSError as error:
+        logging.warning('The earlier events in %s can not be read (%s); TensorBoard will not show those of step %d.', folder, error, step)
+    return []
+
+
+def _events(path: str) -> Iterator[tf.Event]:
+    """The whole events of a file, up to where a killed process stopped writing."""
+    left = os.path.getsize(path)
+    with open(path, 'rb') as file:
+        while len(header := file.read(12)) == 12:
+            (length,) = struct.unpack('<Q', header[:8])
+            left -= length + _RECORD_FRAME
+            if left < 0:
+                return
+            record = file.read(length + 4)
+            with contextlib.suppress(message.DecodeError):
+                yield tf.Event.FromString(record[:length])
 
 
 def _plain(value: Any) -> Any:
