@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -170,21 +171,27 @@ def _source(dataset: structs.Dataset, found: bundle_lib.Bundle, tower: int, host
     """An input of placeholders for one tower's batch, and what to feed to them."""
     values = found.values(flight.BATCH)
     with tf.device(host), tf.name_scope('batch/'):
-        holders = [tf.placeholder(tf.as_dtype(leaf['dtype']), leaf['shape'], name='input') for leaf in found.towers[tower]]
+        spec = dataset().batch(1).element_spec
+        parts = list(flight.leaves(spec))
+        recorded = [tf.as_dtype(leaf['dtype']) for leaf in found.towers[tower]]
+        if [part.dtype for _, part in parts] != recorded:
+            raise ValueError(
+                f'{found.folder} was written with inputs of types {[dtype.name for dtype in recorded]}, the dataset has '
+                f'{[part.dtype.name for _, part in parts]}; give the dataset of the training.'
+            )
+        named = zip(parts, found.towers[tower], strict=True)
+        holders = [tf.placeholder(part.dtype, leaf['shape'], name=_identifier(path)) for (path, part), leaf in named]
         examples, first = [tf.constant(values[f'{tower}/{name}'], tf.int64) for name in ('examples', 'first')]
         total = tf.constant(values['examples'], tf.int64)
-        spec = dataset().batch(1).element_spec
-        dtypes = [part.dtype for part in tf.nest.flatten(spec, expand_composites=True)]
-        if dtypes != [holder.dtype for holder in holders]:
-            raise ValueError(
-                f'{found.folder} was written with inputs of types {[h.dtype.name for h in holders]}, the dataset has '
-                f'{[dtype.name for dtype in dtypes]}; give the dataset of the training.'
-            )
         features = tf.nest.pack_sequence_as(spec, holders, expand_composites=True)
     batch = structs.TowerBatch(features, examples, first)
     none = tf.no_op()
     source = structs.Input((batch,), total, none, tf.constant(False), None, None, '')
     return source, {holder.name: values[f'{tower}/{place}'] for place, holder in enumerate(holders)}
+
+
+def _identifier(path: str) -> str:
+    return re.sub(r'[^A-Za-z0-9]+', '_', path).strip('_') or 'input'
 
 
 def _checkpoint(found: bundle_lib.Bundle) -> manifest.Checkpoint:
