@@ -2,9 +2,12 @@
 
 import threading
 
+import harness
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import towers
 from towers import marks, structs
 
 TOWERS = [structs.Tower(index, (f'/cpu:{index + 1}',), '/cpu:0') for index in range(2)]
@@ -87,3 +90,22 @@ def test_marks_are_in_no_checkpoint_and_stand_on_their_parts_devices():
         assert [mark.advance.device for mark in step.marks] == ['/device:CPU:0', '/device:CPU:1', '/device:CPU:2']
     finally:
         step.close()
+
+
+@harness.each_case
+@pytest.mark.parametrize('input_pipeline', ['global', 'sharded'])
+def test_each_step_of_a_training_advances_every_mark(strategy, n, input_pipeline):
+    def model(batch, *, training):
+        rows = tf.get_variable('table', [4, 2], use_resource=True)
+        return towers.ModelOutput(tf.reduce_mean(tf.nn.embedding_lookup(rows, batch)) + tf.reduce_sum(harness.variable('w', 1.0)))
+
+    settings = harness.config(strategy, n, batch_size=2, input_pipeline=input_pipeline)
+    with harness.started(model, harness.rows(np.arange(8) % 4), settings) as run:
+        step = run.program.step
+        for _ in range(3):
+            run.session.run([step.ops, [mark.advance for mark in step.marks]])
+        assert run.session.run([mark.count for mark in step.marks]) == [3] * (n + 1)
+        names = [f'tower {tower.index} on {tower.devices[0]}' for tower in run.program.placement.towers]
+        assert [mark.what for mark in step.marks] == ['the input', *names]
+        assert not [name for name in step.saved if 'mark' in name]
+        assert marks.Reader(run.session, step.marks).late(2) == 'the update of the variables'

@@ -51,8 +51,9 @@ def test_with_warn_it_waits_on_until_the_input_comes(train):
     assert manifest.newest(str(command.folder / 'run')).step == 60
 
 
-@pytest.mark.parametrize('rounds', [1, pytest.param(5, marks=pytest.mark.soak)])
-def test_a_stopped_and_continued_process_goes_on(train, rounds):
+@pytest.mark.soak
+@pytest.mark.parametrize('rounds', [5])
+def test_a_process_stopped_and_continued_again_and_again_goes_on(train, rounds):
     command = train('--train_steps=1000000', LIMIT, op_secs=0.02)
     command.wait_for('\nstep 20/')
     for _ in range(rounds):
