@@ -82,7 +82,7 @@ def test_a_view_reads_once_where_it_is_used_and_names_itself_as_the_variable(gra
     assert [op.type for op in graph.get_operations()[before:]] == ['ReadVariableOp', 'Identity', 'Identity']
     assert seen.name == 'net/w:0' and seen.op is w.op and seen.shape == w.shape
     assert isinstance(seen, type(w)) and isinstance(seen, tf.Variable) == isinstance(w, tf.Variable)
-    assert variables.view(w, '/cpu:2', 'other:0').name == 'other:0'
+    assert variables.view(w, '/cpu:2', name='other:0').name == 'other:0'
 
 
 def test_a_view_equals_its_original_and_nothing_else(graph):
