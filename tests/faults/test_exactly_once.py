@@ -3,8 +3,8 @@
 import json
 import pathlib
 import random
-import shutil
 import signal
+import time
 
 import harness
 import numpy as np
@@ -18,11 +18,26 @@ STEPS = 60
 PASSES = -(-STEPS // 7)  # of 7 batches
 
 
-@pytest.fixture
-def train(commands, tmp_path):
-    """Starts the training on n towers in a folder of the test."""
-    shutil.copy(PROGRAM, tmp_path)
-    return lambda name, n, steps=STEPS: commands.start(tmp_path / name, str(PROGRAM), n, steps)
+@pytest.fixture(scope='module')
+def train(commands, tmp_path_factory):
+    """Starts the training on n towers in a folder of this file's."""
+    place = tmp_path_factory.mktemp('exactly-once')
+    return lambda name, n, steps=STEPS: commands.start(place / name, str(PROGRAM), n, steps)
+
+
+@pytest.fixture(scope='module')
+def whole(train):
+    """The folder of an uninterrupted training on n towers, made once."""
+    made = {}
+
+    def run(n=1, steps=STEPS):
+        if (n, steps) not in made:
+            command = train(f'whole-{n}-{steps}', n, steps)
+            assert command.wait() == 0, command.text()
+            made[n, steps] = command.folder
+        return made[n, steps]
+
+    return run
 
 
 def rows(folder, name, value):
@@ -34,25 +49,19 @@ def rows(folder, name, value):
 def killed_after(command, lines, secs):
     """Kills a training some steps after it has come to its first new one."""
     starter.wait_for(lambda: rows(command.folder, 'ids.jsonl', 'ids')[1] >= lines or command.code() is not None)
-    starter.time.sleep(secs)
+    time.sleep(secs)
     command.send(signal.SIGKILL)
     return command.wait() == -signal.SIGKILL
-
-
-def whole(train, n=1, steps=STEPS):
-    command = train(f'whole-{n}', n, steps)
-    assert command.wait() == 0, command.text()
-    return command.folder
 
 
 def broken(train, towers, seed, steps=STEPS):
     """A run that is killed once on each number of towers but the last; returns its folder and how often it was killed."""
     chance, killed = random.Random(seed), 0
     for n in towers[:-1]:
-        command = train('broken', n, steps)
+        command = train(f'broken-{seed}', n, steps)
         before = rows(command.folder, 'ids.jsonl', 'ids')[1]
         killed += killed_after(command, before + chance.randint(1, 12), chance.uniform(0.0, 0.01))
-    command = train('broken', towers[-1], steps)
+    command = train(f'broken-{seed}', towers[-1], steps)
     assert command.wait() == 0, command.text()
     if killed:
         assert 'is gone without having given it back: taken over' in command.text()
@@ -71,8 +80,8 @@ def check_same(one, other, steps, *, exact):
     return lines - steps  # steps made again
 
 
-def test_the_training_itself_takes_each_example_once_in_a_pass_and_each_pass_in_another_order(train):
-    ids, _ = rows(whole(train), 'ids.jsonl', 'ids')
+def test_the_training_itself_takes_each_example_once_in_a_pass_and_each_pass_in_another_order(whole):
+    ids, _ = rows(whole(), 'ids.jsonl', 'ids')
     passes = [sum((ids.get(step, []) for step in range(7 * number + 1, 7 * number + 8)), []) for number in range(PASSES)]
     for order in passes[:-1]:
         assert sorted(order) == list(range(50))
@@ -88,9 +97,9 @@ def test_the_training_itself_takes_each_example_once_in_a_pass_and_each_pass_in_
         *[pytest.param((1, 2, 4, 3) * 5 + (1,), seed, marks=pytest.mark.soak) for seed in (5, 6)],
     ],
 )
-def test_a_killed_training_goes_on_as_if_nothing_had_been(train, towers, seed):
+def test_a_killed_training_goes_on_as_if_nothing_had_been(train, whole, towers, seed):
     steps = STEPS * max(1, len(towers) // 4)
     folder, killed = broken(train, towers, seed, steps)
-    again = check_same(whole(train, towers[0], steps), folder, steps, exact=len(set(towers)) == 1)
+    again = check_same(whole(towers[0], steps), folder, steps, exact=len(set(towers)) == 1)
     print(f'{killed} of {len(towers) - 1} killed, {again} steps made again, newest step {manifest.newest(str(folder / "run")).step}')
     assert killed == len(towers) - 1
