@@ -104,6 +104,41 @@ def test_finite(bad, sparse):
         assert flag.dtype == tf.bool and session.run(flag) == (bad is None)
 
 
+@pytest.mark.parametrize('bad', [None, np.nan, np.inf])
+@pytest.mark.parametrize('dtype', [tf.float32, tf.float64, tf.float16, tf.bfloat16])
+def test_finite_looks_at_other_tensors_too(bad, dtype):
+    other = tf.constant([1.0, 2.0 if bad is None else bad], dtype)
+    flag = chain.finite(total_of([tf.constant(1.0)], [make_variable(1.0)]), [other, tf.constant([3]), tf.constant('text')])
+    with started() as session:
+        assert session.run(flag) == (bad is None)
+
+
+@pytest.mark.parametrize(
+    ('entries', 'dtype', 'found'),
+    [
+        ([3e38, 3e38], tf.float32, False),  # the sum overflows
+        ([np.inf, -np.inf], tf.float32, False),
+        ([3e38, -3e38], tf.float32, True),
+        ([1e300, 1.0], tf.float64, True),
+        ([60000.0, 60000.0], tf.float16, True),
+        ([70000.0, 1.0], tf.float16, False),  # not in the type of the variable
+    ],
+)
+def test_finite_is_the_sum_in_the_variables_type(entries, dtype, found):
+    gradient = tf.constant(entries, tf.float64 if dtype == tf.float64 else tf.float32)
+    flag = chain.finite(total_of([gradient, tf.constant(1.0)], [make_variable([1.0, 1.0], dtype=dtype), make_variable(1.0, 'other')]))
+    with started() as session:
+        assert session.run(flag) == found
+
+
+def test_finite_moves_one_number_from_each_device(graph):
+    variables = [make_variable(1.0, f'w{i}', device=f'/cpu:{i % 2 + 1}') for i in range(6)]
+    chain.finite(total_of([tf.constant(1.0)] * 6, variables))
+    [last] = [op for op in graph.get_operations() if op.type == 'IsFinite']
+    sums = [tensor.op for tensor in last.inputs[0].op.inputs]
+    assert sorted(op.device[-1] for op in sums) == ['1', '2'] and all(op.type == 'AddN' for op in sums)
+
+
 def test_without_gradients_all_is_finite_and_the_norm_zero():
     total = total_of([None], [make_variable(1.0)])
     with started() as session:

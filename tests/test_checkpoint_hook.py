@@ -48,6 +48,7 @@ def made(clock=lambda: 0.0, final=lambda: True, **settings):
         ({'save_steps': 1}, range(1, 4), [1, 2, 3]),
         ({'save_steps': 10}, range(8, 50, 8), [16, 24, 32, 40]),  # several steps a call
         ({'save_steps': 3}, [1, 2, 2, 3, 3, 4], [3]),  # skipped steps
+        ({'save_steps': 2}, [0, 0, 1, 2], [2]),  # the first ones too
         ({'save_steps': 0}, range(1, 50), []),
         ({'save_steps': None}, range(1, 50), []),
     ],
@@ -55,6 +56,15 @@ def made(clock=lambda: 0.0, final=lambda: True, **settings):
 def test_by_steps(settings, steps, expected):
     hook, saver = made(**settings)
     assert drive(hook, steps, saver) == expected
+
+
+def test_nothing_is_saved_before_the_first_step_that_was_made():
+    seconds = iter(range(100))
+    hook, saver = made(clock=lambda: float(next(seconds)), final=lambda: False, save_secs=0.5)
+    assert drive(hook, [0, 0, 0], saver) == []
+    hook.end('session')
+    assert saver.asked == []
+    assert drive(hook, [1], saver) == [1]
 
 
 def test_by_seconds():
