@@ -97,6 +97,8 @@ class Life:
             self.problems.append(f'{what}: expected 0 or {-signal.SIGKILL:d}; see {self.folder}/output')
         for start in starts:
             allowed = {f'ckpt-{step}.json' for step in _published(start['names'])}
+            # Files whose manifest was deleted here are no writer's work that is known to be unfinished: nobody removes them.
+            allowed |= {f'ckpt-{step}.json' for step in self._bad}
             strays = [name for name in start['names'] if not _OTHERS.fullmatch(name) and _base(name) not in allowed]
             if start['step'] != before or not start['finite'] or strays:
                 self.problems.append(

@@ -67,9 +67,9 @@ class Training:
             if command.code() is None:
                 command.send(signal.SIGKILL)
 
-    def trained(self, steps):
+    def trained(self, steps, *more):
         """Trains up to a step and no further."""
-        command = self.start(steps=steps)
+        command = self.start(*more, steps=steps)
         assert command.wait() == DONE, command.text()
         self.last = command
 

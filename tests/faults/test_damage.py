@@ -20,9 +20,7 @@ PAIRS = random.Random(1).sample(list(itertools.product(EACH, EACH)), 12)
 def good(commands, tmp_path_factory):
     """A folder with a run of three steps, stopped before its end, and three checkpoints."""
     training = injected.Training(commands, tmp_path_factory.mktemp('good'))
-    training.trained(1)
-    training.trained(2)
-    training.trained(STEPS)
+    training.trained(STEPS, '--sync_checkpoint')
     assert training.published() == [1, 2, 3] and training.strays() == []
     return training
 

@@ -1,5 +1,6 @@
 """Files that are whole and durable, or as they were."""
 
+import contextlib
 import os
 import zlib
 from typing import BinaryIO
@@ -8,10 +9,15 @@ _CHUNK = 4 << 20
 
 
 def write(path: str, content: bytes) -> None:
-    """Replaces a file in one atomic and durable step."""
-    with open(path + '.tmp', 'wb') as file:
-        write_through(file, content)
-    os.replace(path + '.tmp', path)
+    """Replaces a file in one atomic and durable step; where it fails nothing is left of the new one."""
+    try:
+        with open(path + '.tmp', 'wb') as file:
+            write_through(file, content)
+        os.replace(path + '.tmp', path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(path + '.tmp')
+        raise
     sync_folder(os.path.dirname(path))
 
 
