@@ -52,6 +52,6 @@ def load(name: str, data_dir: str | None = None, *, seed: int = 1, max_bad_recor
     elif max_bad_records:
         able = [each for each, made in DATASETS.items() if 'max_bad_records' in inspect.signature(made).parameters]
         raise ValueError(
-            f'--max_bad_records is for the datasets {" and ".join(able)}, got it with {name!r}, whose files are good or bad as a whole.'
+            f'--max_bad_records is for the datasets {" and ".join(able)}, got it with {name!r}, which is good or bad as a whole.'
         )
     return function(data_dir, seed=seed, **data_args)

@@ -194,7 +194,9 @@ def reader(index: Index, form: Form) -> Callable[[tf.Tensor], tf.data.Dataset]:
         records = tf.raw_ops.TFRecordDatasetV2(
             filenames=[paths[files[number]]], compression_type='', buffer_size=no_bytes, byte_offsets=[offsets[number]]
         )
-        return tf.data.experimental.from_variant(records, tf.TensorSpec([], tf.string)).take(1).map(parsed)
+        read = tf.data.experimental.from_variant(records, tf.TensorSpec([], tf.string))
+        # zip goes on behind an error, and so makes one try only; ignore_errors would open a missing file for ever.
+        return tf.data.Dataset.zip((tf.data.Dataset.range(1), read)).map(lambda _, content: parsed(content))
 
     def parsed(content: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         kinds = {index.keys[0]: tf.io.FixedLenFeature([], tf.string), index.keys[1]: tf.io.FixedLenFeature([], tf.int64)}

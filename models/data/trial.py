@@ -1,6 +1,7 @@
 """Reads and decodes every image of some indices once, in a process of its own: python -m models.data.trial GIVEN FOUND."""
 
 import pickle
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +25,7 @@ def faults(index: encoded.Index, form: encoded.Form) -> dict[int, str]:
         iterator = tf.data.make_initializable_iterator(every.batch(1024).prefetch(2))
         batch = iterator.get_next()
         which = tf.placeholder(tf.int64, [])
-        alone = tf.data.make_initializable_iterator(read(which))
+        alone = tf.data.make_initializable_iterator(tf.data.Dataset.from_tensors(which).flat_map(read))
         one = alone.get_next()
         with tf.Session() as session:
             session.run(iterator.initializer)
@@ -57,7 +58,8 @@ def _reason(error: tf.errors.OpError) -> str:
     if isinstance(error, tf.errors.OutOfRangeError):
         return 'there is nothing'
     noise = ('Graph execution error', 'Detected at', 'File "', 'Node: ', '[[')
-    lines = [line.strip() for line in error.message.splitlines()]
+    message = re.sub(r'Error in user-defined function passed to .* with iterator: \S+: ', '', error.message)
+    lines = [line.strip() for line in message.splitlines()]
     telling = [line for line in lines if line and not line.startswith(noise)]
     return (telling or [type(error).__name__])[0].rstrip('.')
 
