@@ -21,6 +21,7 @@ T = TypeVar('T')
 
 EXIT_UNSAVED = 76
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LOOK_SECS = 0.5
 _CLOSE_SECS = 3.0  # for `close`, which may hang itself
 
 
@@ -56,7 +57,8 @@ def run_in_worker(body: Callable[[threading.Event], T], *, grace_secs: float = 6
             before[each] = signal.signal(each, lambda number, _: received.put(number))
         watcher.start()
         worker.start()
-        worker.join()
+        while worker.is_alive():
+            worker.join(_LOOK_SECS)  # a signal between Python's last look for one and the wait does not end the wait
         received.put(None)
         watcher.join()  # where it is about to end the process, no other exit may come first
     finally:
