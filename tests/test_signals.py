@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import traceback
 
 import pytest
@@ -80,6 +81,15 @@ def test_an_error_comes_back_with_its_frames(error):
 def test_a_first_signal_asks_to_stop(number):
     def body(stop):
         os.kill(os.getpid(), number)
+        return stop.wait(10)
+
+    assert signals.run_in_worker(body) is True
+
+
+def test_a_signal_that_does_not_wake_the_main_thread_is_seen():
+    def body(stop):
+        time.sleep(0.1)  # the main thread waits by now
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # the system gives it to this thread
         return stop.wait(10)
 
     assert signals.run_in_worker(body) is True
