@@ -78,10 +78,11 @@ def finite(total: structs.Sum, also: Sequence[tf.Tensor] = ()) -> tf.Tensor:
     """
     with tf.name_scope('finite'):
         sums: dict[str, list[tf.Tensor]] = {}
+        axes: dict[tuple[str, int], tf.Tensor] = {}  # shared, as there is a sum for each gradient
         values = [(_values(gradient), variable.dtype.base_dtype, variable.device) for gradient, variable in _present(total)]
         for value, dtype, device in [*values, *[(value, value.dtype, value.device) for value in also if value.dtype.is_floating]]:
             with tf.device(device):
-                sums.setdefault(device, []).append(_traced_sum(tf.cast(value, dtype)))
+                sums.setdefault(device, []).append(_traced_sum(tf.cast(value, dtype), _all_axes(value, device, axes)))
         per_device = []  # one number from each, since many small transfers are slow
         for device, column in sums.items():
             with tf.device(device):
@@ -192,10 +193,20 @@ def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def _traced_sum(values: tf.Tensor) -> tf.Tensor:
-    """fp32 scalar that is finite where the sum of `values` is."""
-    found = tf.reduce_sum(_at_least_fp32(values))
+def _traced_sum(values: tf.Tensor, axes: tf.Tensor) -> tf.Tensor:
+    """fp32 scalar that is finite where the sum of `values` over all their axes is."""
+    found = tf.raw_ops.Sum(input=_at_least_fp32(values), axis=axes)
     return tf.cast(found * 0, tf.float32) if found.dtype == tf.float64 else found
+
+
+def _all_axes(value: tf.Tensor, device: str, known: dict[tuple[str, int], tf.Tensor]) -> tf.Tensor:
+    """The numbers of all axes of a tensor, from `known` where they are."""
+    rank = value.shape.rank
+    if rank is None:
+        return tf.range(tf.rank(value))
+    if (device, rank) not in known:
+        known[device, rank] = tf.constant(list(range(rank)), tf.int32)
+    return known[device, rank]
 
 
 def _norm(total: structs.Sum) -> tf.Tensor:

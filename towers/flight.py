@@ -58,10 +58,6 @@ class Recorder:
         with tf.name_scope('flight'), tf.device(outputs[0].tower.host):
             self._shadows = [tf.raw_ops.VarHandleOp(dtype=t.dtype, shape=t.shape, shared_name=f'flight/{t.name}') for t in self._fed]
             self._held = [tf.raw_ops.ReadVariableOp(resource=s, dtype=t.dtype) for s, t in zip(self._shadows, self._fed, strict=True)]
-            self._prefix = tf.placeholder(tf.string, [], name='prefix')
-            held = {t.name: h for t, h in zip(self._fed, self._held, strict=True)}
-            batch = {name: held.get(t.name, t) for name, t in _named(source).items()}
-            self._save = [self._saving(BATCH, batch), self._saving(VARIABLES, self._variables)]
 
     def keep(self) -> list[tf.Operation]:
         """Makes the operations that keep this step's batch; they take over its buffers."""
@@ -70,7 +66,10 @@ class Recorder:
 
     def write(self, session: tf.Session, folder: str) -> None:
         """Writes the kept batch and the variables to the files `BATCH` and `VARIABLES` in a folder."""
-        session.run(self._save, {self._prefix: os.path.join(os.path.abspath(folder), '')})
+        held = {t.name: h for t, h in zip(self._fed, self._held, strict=True)}
+        batch = {name: held.get(t.name, t) for name, t in _named(self._source).items()}
+        for name, tensors in ((BATCH, batch), (VARIABLES, self._variables)):
+            _save(os.path.join(os.path.abspath(folder), name), session.run(tensors))
 
     def describe(self) -> dict[str, Any]:
         """Types and shapes of each tower's inputs, as JSON values; the leaves are numbered as in `BATCH`."""
@@ -110,11 +109,6 @@ class Recorder:
         found = [(name, problem) for name, value in session.run(values, feeds).items() if (problem := not_finite(value))]
         more = f' (and of {len(found) - 1} more of {len(values)} variables)' if len(found) > 1 else ''
         return tuple(f'{what} of {name} {problem}{more}' for name, problem in found[:1])
-
-    def _saving(self, name: str, tensors: Mapping[str, tf.Tensor | tf.Variable]) -> tf.Operation:
-        values = [_value(tensor) for tensor in tensors.values()]
-        prefix = tf.strings.join([self._prefix, name])
-        return tf.raw_ops.SaveV2(prefix=prefix, tensor_names=list(tensors), shape_and_slices=[''] * len(values), tensors=values)
 
     def _bad_variables(self, session: tf.Session) -> Iterator[str]:
         for name, variable in self._variables.items():  # one at a time, since all may be large
@@ -175,11 +169,13 @@ def _shape(tensor: tf.Tensor) -> list[int | None] | None:
     return None if tensor.shape.rank is None else tensor.shape.as_list()
 
 
-def _value(source: tf.Tensor | tf.Variable) -> tf.Tensor:
-    if isinstance(source, tf.Tensor):
-        return source
-    with tf.device(source.device):
-        return source.read_value()
+def _save(prefix: str, values: Mapping[str, Any]) -> None:
+    """Writes arrays by name, in a graph of its own, so that a training's has nothing for it."""
+    with tf.Graph().as_default(), tf.Session(config=tf.ConfigProto(device_count={'GPU': 0})) as session:
+        arrays = {name: np.asarray(value) for name, value in values.items()}
+        holders = [tf.placeholder(tf.string if array.dtype == object else array.dtype, array.shape) for array in arrays.values()]
+        save = tf.raw_ops.SaveV2(prefix=prefix, tensor_names=list(arrays), shape_and_slices=[''] * len(arrays), tensors=holders)
+        session.run(save, dict(zip([holder.name for holder in holders], arrays.values(), strict=True)))
 
 
 def _bad_tensors(names: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
