@@ -51,12 +51,17 @@ def build(name: str, **model_args: Any) -> Callable[..., towers.ModelOutput]:
     return functools.partial(function, hparams=hparams(**values))
 
 
-_WANTED = {int: 'a whole number of at least 1', float: 'a number', tuple[int, ...]: 'a list of whole numbers of at least 1'}
+_WANTED = {
+    bool: 'true or false',
+    int: 'a whole number of at least 1',
+    float: 'a number',
+    tuple[int, ...]: 'a list of whole numbers of at least 1',
+}
 
 
 def _fits(value: Any, kind: Any) -> bool:
     if kind == tuple[int, ...]:
         return isinstance(value, tuple | list) and all(_fits(entry, int) for entry in value)
-    if isinstance(value, bool):
-        return False
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
     return isinstance(value, int) and value >= 1 if kind is int else isinstance(value, int | float)

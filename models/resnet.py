@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 import towers
-from models import layers, losses
+from models import augment, layers, losses
 
 # The paper's: batches of 128, rate 0.1 divided by 10 at 32,000 and 48,000 steps, weight decay as a penalty.
 RECIPE: Mapping[str, Any] = {
@@ -34,12 +34,14 @@ class Hparams:
       width: filters of the first stage; doubled in each later one.
       classes: number of classes.
       norm_momentum: of the batch norms' moving values, in [0, 1).
+      augment: whether training images are mirrored and moved at random, as in the paper.
     """
 
     blocks: int = 3
     width: int = 16
     classes: int = 10
     norm_momentum: float = 0.9
+    augment: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError where `norm_momentum` is no momentum."""
@@ -62,7 +64,10 @@ def model(batch: Mapping[str, tf.Tensor], *, training: bool, hparams: Hparams) -
       training: whether batch norm takes the batch's own moments.
       hparams: sizes.
     """
-    x = _conv_norm(batch['image'], 'stem', filters=hparams.width, stride=1, norm=(training, hparams.norm_momentum))
+    image = batch['image']
+    if training and hparams.augment:
+        image = augment.pad_and_crop(augment.flip(image))
+    x = _conv_norm(image, 'stem', filters=hparams.width, stride=1, norm=(training, hparams.norm_momentum))
     x = tf.nn.relu(x)  # [B, H, W, width]
     for stage in range(3):
         for block in range(hparams.blocks):

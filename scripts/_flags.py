@@ -19,6 +19,7 @@ from absl import flags
 from towers import config as config_lib
 
 RECORD = 'flags.txt'
+_WORDS = {'true': True, 'false': False}
 _WANTED = {'int': 'a whole number', 'float': 'a number', 'bool': 'true or false'}
 
 
@@ -157,7 +158,7 @@ def recorded(fresh: flags.FlagValues, values: flags.FlagValues, folder: str, arg
 
 
 def arguments(values: flags.FlagValues, flag: str) -> dict[str, Any]:
-    """The keyword arguments of --model_args or --data_args (`flag`): literals, and bare words as strings.
+    """The keyword arguments of --model_args or --data_args (`flag`): literals, true and false, and other bare words as strings.
 
     Raises:
       ValueError: an entry is not name=value.
@@ -169,7 +170,8 @@ def arguments(values: flags.FlagValues, flag: str) -> dict[str, Any]:
             if not isinstance(call, ast.Call) or call.args or not all(word.arg for word in call.keywords):
                 raise ValueError
             for word in call.keywords:
-                args[str(word.arg)] = word.value.id if isinstance(word.value, ast.Name) else ast.literal_eval(word.value)
+                name = word.value.id if isinstance(word.value, ast.Name) else None
+                args[str(word.arg)] = ast.literal_eval(word.value) if name is None else _WORDS.get(name, name)
         except (SyntaxError, ValueError) as error:
             raise ValueError(f'--{flag} wants name=value, got {entry!r}; e.g. --{flag}=width=64,layers=(2,3).') from error
     return args

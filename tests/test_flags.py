@@ -116,7 +116,7 @@ def test_without_a_record_the_command_line_stands_alone(tmp_path):
         (['width=64'], {'width': 64}),
         (['width=64,sizes=(2,3),name=relu'], {'width': 64, 'sizes': (2, 3), 'name': 'relu'}),
         (['a=1', "b='x y'", 'a=-2.5'], {'a': -2.5, 'b': 'x y'}),
-        (['on=True,none=None'], {'on': True, 'none': None}),
+        (['on=True,none=None,off=false'], {'on': True, 'none': None, 'off': False}),
     ],
 )
 def test_model_args_are_literals_and_words(entries, args):

@@ -132,6 +132,7 @@ def test_arguments_reach_the_model():
         ('mlp', {'hidden': 64}, r'hidden as a list of whole numbers of at least 1, got 64; its default is \(256, 128\)'),
         ('mlp', {'hidden': (64, -1)}, r'got \(64, -1\)'),
         ('resnet20', {'norm_momentum': 'high'}, "norm_momentum as a number, got 'high'"),
+        ('resnet20', {'augment': 1}, 'augment as true or false, got 1; its default is False'),
         ('resnet20', {'norm_momentum': 1.0}, r'norm_momentum must be in \[0, 1\), got 1\.0'),
     ],
 )
