@@ -55,7 +55,9 @@ def test_two_damages_of_two_checkpoints(damaged, good, pair):
 
 def check_passed_over(training, steps, fault, good):
     newest = max({1, 2, 3} - set(steps))
-    said = training.goes_on(fault, good.last)
+    # Files whose manifest is damaged may be all that somebody has of them: they stay, unless the step is saved anew.
+    may_stay = [name for name in os.listdir(training.run) if name.startswith(tuple(f'ckpt-{step}.' for step in steps))]
+    said = training.goes_on(fault, good.last, strays=may_stay)
     for step in steps:
         assert f'ckpt-{step} is not whole and is passed over: ' in said
     assert f'ckpt-{newest} at step' in said
