@@ -1,7 +1,7 @@
 """A flight recorder: what a step that was not finite was made of, and which tower and tensor were to blame.
 
 A step that the gate holds back changes no variable, so the session still has all that it was computed from but for its
-batch. That is kept by the step itself, in shadows on the host and only when it is bad: a good step pays nothing. Fed
+batch. That is kept by the step itself, in shadows where the input is and only when it is bad: a good step pays nothing. Fed
 with it, the graph makes the same step again, as often as there is something to ask; draws keyed by the step are the same.
 """
 
@@ -55,14 +55,20 @@ class Recorder:
         self._variables = {variable.op.name: variable for variable in tf.global_variables()}
         # A constant needs no feeding, and nothing here may ask the iterator for a batch.
         self._fed = list({t.name: t for t in _tensors(source) if t.op.type != 'Const'}.values())
-        with tf.name_scope('flight'), tf.device(outputs[0].tower.host):
-            self._shadows = [tf.raw_ops.VarHandleOp(dtype=t.dtype, shape=t.shape, shared_name=f'flight/{t.name}') for t in self._fed]
-            self._held = [tf.raw_ops.ReadVariableOp(resource=s, dtype=t.dtype) for s, t in zip(self._shadows, self._fed, strict=True)]
+        self._shadows, self._held = [], []
+        for tensor in self._fed:
+            with tf.name_scope('flight/'), tf.device(tensor.device):  # where it is, since it is sent wherever it may be needed
+                shadow = tf.raw_ops.VarHandleOp(dtype=tensor.dtype, shape=tensor.shape, shared_name=f'flight/{tensor.name}')
+                self._shadows.append(shadow)
+                self._held.append(tf.raw_ops.ReadVariableOp(resource=shadow, dtype=tensor.dtype))
 
     def keep(self) -> list[tf.Operation]:
         """Makes the operations that keep this step's batch; they take over its buffers."""
-        with tf.name_scope('flight'), tf.device(self._outputs[0].tower.host):
-            return [tf.raw_ops.AssignVariableOp(resource=s, value=t) for s, t in zip(self._shadows, self._fed, strict=True)]
+        made = []
+        for shadow, tensor in zip(self._shadows, self._fed, strict=True):
+            with tf.name_scope('flight/'), tf.device(tensor.device):
+                made.append(tf.raw_ops.AssignVariableOp(resource=shadow, value=tensor))
+        return made
 
     def write(self, session: tf.Session, folder: str) -> None:
         """Writes the kept batch and the variables to the files `BATCH` and `VARIABLES` in a folder."""
