@@ -117,9 +117,10 @@ def test_bad_images_are_left_out_up_to_a_number(folder, monkeypatch):
     paths = sorted((place / 'train').rglob('*.png'))
     for path, damage in zip(paths[10:], [lambda p: cut(p, 0), lambda p: cut(p, 60), lambda p: change(p, 50, 1)], strict=False):
         damage(path)
-    splits = data.load('images', str(place), max_bad_records=3)
-    assert sorted(splits.left_out) == [str(path) for path in paths[10:13]]
-    assert splits.train_examples == len(labels_of(splits.train)) == 67
+    paths[0].write_text('no image, and the first')
+    splits = data.load('images', str(place), max_bad_records=4)
+    assert sorted(splits.left_out) == [str(path) for path in (paths[0], *paths[10:13])]
+    assert splits.train_examples == len(labels_of(splits.train)) == 66 and splits.shape == (6, 5, 3)
     with pytest.raises(ValueError, match=rf'^{paths[10]} is bad: the file is empty\. Restore'):
         data.load('images', str(place))
     found = [dict.fromkeys(range(3), 'x'), {}]

@@ -6,13 +6,14 @@ An image that can't be read or decoded is an error that names its file and recor
 """
 
 import dataclasses
+import itertools
 import os
 import pathlib
 import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -21,6 +22,7 @@ from absl import logging
 from models.data import headers, splits
 
 _AT_ONCE = 16  # images being read at a time
+_TRIED = 100  # images looked at for their size
 _SHOWN = 20  # bad records that are named in the log
 _ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -83,12 +85,17 @@ def check_sizes(size: int | None, channels: int) -> None:
         raise ValueError(f'Images need --data_args=channels=3 (colours) or 1 (grey), got {channels}.')
 
 
-def shape(first: bytes, name: str, size: int | None, channels: int) -> tuple[int, int, int]:
-    """The shape of all examples: as asked for, or as the first image has it."""
-    found = headers.size(first) if size is None else (size, size)
-    if found is None:
-        raise ValueError(f'{name}: expected a PNG, JPEG, GIF or BMP image, whose size can be told, first; give --data_args=size=...')
-    return (*found, channels)
+def shape(images: Iterable[tuple[str, bytes]], size: int | None, channels: int) -> tuple[int, int, int]:
+    """The shape of all examples: as asked for, or as the first of some (name, encoded image) has it whose size can be told."""
+    if size is not None:
+        return size, size, channels
+    names = []
+    for name, content in itertools.islice(images, _TRIED):
+        names.append(name)
+        found = headers.size(content)
+        if found is not None:
+            return (*found, channels)
+    raise ValueError(f'{names[:1]}: expected a PNG, JPEG, GIF or BMP image, whose size can be told; give --data_args=size=...')
 
 
 def dataset(index: Index, form: Form, *, seed: int | None) -> tf.data.Dataset:
@@ -158,7 +165,7 @@ def checked(indices: Sequence[Index], form: Form, bad: Mapping[str, str], *, mos
         logging.warning('Left out %d of %d images, at most %d by --max_bad_records.', len(bad), sum(map(len, left)) + len(bad), most)
     for before, after in zip(indices, left, strict=True):
         if not len(after):
-            raise ValueError(f'Expected good images beside {before.paths[0]}, found none; look at these files.')
+            raise ValueError(f'Expected good images in {before.paths[:1]} and its like, found none; look at these files.')
     return left, tuple(bad)
 
 

@@ -32,8 +32,8 @@ def load(data_dir: str | None, *, seed: int = 1, size: int | None = None, channe
     bad: dict[str, str] = {}
     indices = [_index(folder, classes, bad) for folder in folders]
     encoded.refuse(bad, most=max_bad_records)
-    first = pathlib.Path(indices[0].paths[0]).read_bytes()
-    form = encoded.Form(encoded.shape(first, indices[0].name(0), size, channels), len(classes), size is not None)
+    first = ((path, pathlib.Path(path).read_bytes()) for path in indices[0].paths)
+    form = encoded.Form(encoded.shape(first, size, channels), len(classes), size is not None)
     (train, test), left_out = encoded.checked(indices, form, bad, most=max_bad_records)
     return splits.Splits(
         train=functools.partial(encoded.dataset, train, form, seed=seed),
@@ -58,17 +58,16 @@ def _index(folder: pathlib.Path, classes: list[str], bad: dict[str, str]) -> enc
     unknown = sorted({entry.name for entry in folder.iterdir() if entry.is_dir()} - set(classes))
     if unknown:
         raise ValueError(f'{folder / unknown[0]}: expected classes that train has too ({", ".join(classes[:5])}, ...); add it there.')
-    paths: list[str] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        entries = sorted(os.scandir(folder / name), key=lambda entry: entry.name) if (folder / name).is_dir() else []
-        for entry in entries:
-            if entry.name.lower().endswith(_ENDINGS) and not entry.name.startswith('.'):
-                if entry.stat().st_size:
-                    paths.append(entry.path)
-                    labels.append(label)
-                else:
-                    bad[entry.path] = 'the file is empty'
-    if not paths:
+    images = [(entry, label) for label, name in enumerate(classes) for entry in _entries(folder / name)]
+    bad.update({entry.path: 'the file is empty' for entry, _ in images if not entry.stat().st_size})
+    good = [(entry.path, label) for entry, label in images if entry.path not in bad]
+    if not images:
         raise ValueError(f'{folder}: expected images ({", ".join(_ENDINGS)}) in folders for their classes, found none; put them there.')
-    return encoded.Index(tuple(paths), np.arange(len(paths)), labels=np.array(labels, np.int64))
+    paths, labels = zip(*good, strict=True) if good else ((), ())
+    return encoded.Index(paths, np.arange(len(paths)), labels=np.array(labels, np.int64))
+
+
+def _entries(folder: pathlib.Path) -> list[os.DirEntry[str]]:
+    """The images of one class, by name; the test set need not have all classes."""
+    found = [entry for entry in os.scandir(folder) if entry.name.lower().endswith(_ENDINGS)] if folder.is_dir() else []
+    return sorted((entry for entry in found if not entry.name.startswith('.')), key=lambda entry: entry.name)

@@ -7,6 +7,7 @@ integer), as those for ImageNet and Flowers have them; image and label, as in Te
 import functools
 import pathlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -50,12 +51,13 @@ def load(
     bad: dict[str, str] = {}
     found = [_frames(paths, bad) for paths in _paths(place)]
     encoded.refuse(bad, most=max_bad_records)
-    first, keys = _first(found[0])
+    keys = _keys(found[0])
     labels = [_labels(split, keys, bad) if classes is None or max_bad_records else None for split in found]
     encoded.refuse(bad, most=max_bad_records)
     if classes is None:
         classes = 1 + max(int(values.max(initial=0)) for split in labels for values in split or ())
-    form = encoded.Form(encoded.shape(first, str(found[0][0][0]), size, 3), classes, size is not None)
+    images = ((name, b''.join(features[keys[0]].bytes_list.value[:1])) for name, features in _examples(found[0]))
+    form = encoded.Form(encoded.shape(images, size, 3), classes, size is not None)
     indices = [_index(split, values, keys) for split, values in zip(found, labels, strict=True)]
     (train, test), left_out = encoded.checked(indices, form, bad, most=max_bad_records)
     return splits.Splits(
@@ -95,16 +97,23 @@ def _frames(paths: list[pathlib.Path], bad: dict[str, str]) -> _Files:
     return found
 
 
-def _first(found: _Files) -> tuple[bytes, tuple[str, str]]:
-    """The first whole image, and the names of the features that hold image and label."""
-    names: list[str] = []
+def _examples(found: _Files) -> Iterator[tuple[str, Any]]:
+    """Name and features of each whole record."""
     for path, frames in found:
-        for content in framing.contents(path, frames):
+        for number, content in zip(frames.numbers, framing.contents(path, frames), strict=True):
             features = _features(content)
-            for keys in _KEYS:
-                if features is not None and all(key in features for key in keys):
-                    return features[keys[0]].bytes_list.value[0], keys
-            names = names or sorted(features or [])
+            if features is not None:
+                yield f'{path}: record {number}', features
+
+
+def _keys(found: _Files) -> tuple[str, str]:
+    """The names of the features that hold image and label, by the first record that has them."""
+    names: list[str] = []
+    for _, features in _examples(found):
+        for keys in _KEYS:
+            if set(keys).issubset(features):
+                return keys
+        names = names or sorted(features)
     raise ValueError(
         f'{found[0][0]}: expected records with the features {" and ".join(_KEYS[0])} (or {" and ".join(_KEYS[1])}), '
         f'found {names}; write them so, or give a dataset function of your own.'

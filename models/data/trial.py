@@ -1,9 +1,10 @@
 """Reads and decodes every image of some indices once, in a process of its own: python -m models.data.trial GIVEN FOUND."""
 
+import functools
 import pickle
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -13,7 +14,8 @@ from models.data import encoded
 
 def faults(index: encoded.Index, form: encoded.Form) -> dict[int, str]:
     """Number -> what is wrong with the image, for those that can't be used."""
-    seen, wrong = set(), {}
+    seen: set[int] = set()
+    wrong: dict[int, str | None] = {}
     with tf.Graph().as_default():
         read = encoded.reader(index, form)
         every = tf.data.Dataset.range(len(index)).interleave(
@@ -31,17 +33,22 @@ def faults(index: encoded.Index, form: encoded.Form) -> dict[int, str]:
             session.run(iterator.initializer)
             for number, shape, label in _rows(session, batch):
                 seen.add(int(number))
-                problem = encoded.misfit(tuple(shape.tolist()), int(label), form)
-                if problem:
-                    wrong[int(number)] = problem
+                wrong[int(number)] = encoded.misfit(tuple(shape.tolist()), int(label), form)
             for number in sorted(set(range(len(index))) - seen):
-                try:
-                    session.run(alone.initializer, {which: number})
-                    session.run(one)
-                    wrong[number] = 'it could be read at a second try only'
-                except tf.errors.OpError as error:
-                    wrong[number] = _reason(error)
-    return dict(sorted(wrong.items()))
+                wrong[number] = _why(
+                    functools.partial(session.run, alone.initializer, {which: number}), functools.partial(session.run, one)
+                )
+    return {number: problem for number, problem in sorted(wrong.items()) if problem}
+
+
+def _why(*runs: Callable[[], Any]) -> str:
+    """Why an image that failed among others fails alone."""
+    try:
+        for run in runs:
+            run()
+    except tf.errors.OpError as error:
+        return _reason(error)
+    return 'it could be read at a second try only'
 
 
 def _rows(session: tf.Session, batch: tuple[tf.Tensor, ...]) -> Iterator[tuple[Any, ...]]:
