@@ -88,7 +88,7 @@ def test_a_damaged_record_is_named_at_the_start_or_when_it_is_read_or_left_out(t
     assert 'records left out  1' in done.text()
 
 
-@pytest.mark.parametrize('pipeline', ['global', 'sharded'])
+@pytest.mark.parametrize('pipeline', ['global', pytest.param('sharded', marks=pytest.mark.soak)])
 def test_a_closed_queue_in_a_users_map_is_a_failure(train, pipeline):
     command = train(*own('closed_queue'), '--noexact_resume', f'--input_pipeline={pipeline}')
     check(command, injected.FAILED, r'OutOfRangeError: .*queue.* is closed')
