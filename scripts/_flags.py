@@ -164,7 +164,7 @@ def arguments(values: flags.FlagValues, flag: str) -> dict[str, Any]:
       ValueError: an entry is not name=value.
     """
     args: dict[str, Any] = {}
-    for entry in values[flag].value:
+    for entry in values[flag].value or ():
         try:
             call = ast.parse(f'dict({entry})', mode='eval').body
             if not isinstance(call, ast.Call) or call.args or not all(word.arg for word in call.keywords):
