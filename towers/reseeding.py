@@ -14,7 +14,8 @@ _SEEDS = ('seed', 'seed2')
 def reseeded(value: tf.Tensor, seed: int) -> tf.Tensor:
     """A value whose draws depend on `seed` alone; `value` itself where it draws nothing.
 
-    Only what depends on a draw is made again. A draw inside a function is left as it is.
+    Only what depends on a draw is made again. A draw inside a function is left as it is, and so is a value taken from another
+    variable, such as a moving average's first one: that variable's own draws have been seen to.
 
     Args:
       value: a tensor of the current graph.
@@ -53,4 +54,6 @@ def _drawn(value: tf.Tensor) -> Sequence[tf.Operation]:
             continue
         waiting.pop()
         found[op] = _draws(op) or any(found[tensor.op] for tensor in op.inputs)
+    if any(op.type == 'VarHandleOp' for op in found):
+        return []
     return [op for op, drawn in found.items() if drawn]
