@@ -24,6 +24,11 @@ class Stalled(RuntimeError):
     """A step or another part of the run took longer than it may; scripts exit with 1."""
 
 
+def says_end(error: tf.errors.OpError) -> bool:
+    """Whether an iterator's end is among what went wrong; an iterator that a failing run cancelled may claim to have ended."""
+    return 'End of sequence' in error.message
+
+
 def source_line(operation: tf.Operation) -> str | None:
     """The user's line that made an operation, as 'file:line', or None where the graph does not know it.
 

@@ -135,7 +135,7 @@ class Evaluator(contextlib.AbstractContextManager):
             self._watch.step_ends()
             return made
         except tf.errors.OutOfRangeError as error:
-            if self._is_at_end():
+            if errors.says_end(error) and self._is_at_end():
                 return None
             raise errors.located(error, self._graph) from error
         except tf.errors.OpError as error:

@@ -186,7 +186,7 @@ class MasterSession(contextlib.AbstractContextManager):
                 return self._session.run(asked, feeds, options, metadata if options else None)
             return self._fetcher.fetch(asked, options, metadata)
         except tf.errors.OpError as error:
-            if isinstance(error, tf.errors.OutOfRangeError) and self._is_at_end():
+            if isinstance(error, tf.errors.OutOfRangeError) and errors.says_end(error) and self._is_at_end():
                 self._stopped_by, self._end_of_data = 'data', error
                 raise
             raise errors.located(error, self._graph) from error
