@@ -151,6 +151,12 @@ def test_a_users_hooks_and_optimizer_run_unchanged(tmp_path):
     assert 'w/Adagrad' in values(tmp_path, 3)
 
 
+def test_tensorflows_own_saving_hook_runs_as_users_have_it(tmp_path):
+    own = tf.train.CheckpointSaverHook(str(tmp_path / 'own'), save_steps=2)
+    towers.train(model, dataset, config(tmp_path / 'run', n=2, train_steps=3), hooks=[own])
+    assert os.path.basename(tf.train.latest_checkpoint(str(tmp_path / 'own'))) == 'model.ckpt-3'
+
+
 def test_a_loss_that_is_not_finite_stops_before_it_is_saved(tmp_path):
     def poisoned():
         return dataset().map(lambda row: {**row, 'y': row['y'] * np.float32('nan')})

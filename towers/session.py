@@ -142,6 +142,8 @@ class MasterSession(contextlib.AbstractContextManager):
     def _begin(self) -> list[tf.Operation]:
         """Lets the hooks add to the graph, then finalises it; returns the initialisers of the variables that they added."""
         known = {id(variable) for variable in tf.global_variables() + tf.local_variables()}
+        if any(isinstance(hook, tf.train.CheckpointSaverHook) for hook in self._hooks) and not tf.get_collection(tf.GraphKeys.SAVERS):
+            tf.add_to_collection(tf.GraphKeys.SAVERS, tf.train.Saver())  # a monitored session's Scaffold makes it one
         for hook in self._hooks:
             hook.begin()
         added = [variable for variable in tf.global_variables() + tf.local_variables() if id(variable) not in known]
