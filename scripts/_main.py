@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 from absl import flags
 
 from scripts import _flags
-from towers import errors, signals
+from towers import errors
+from towers.run import signals
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DONE, FAILED, MISUSED, DIVERGED, STOPPED = 0, 1, 2, 3, 75  # 76 is given by the session itself: run() was blocked

@@ -18,7 +18,7 @@ towers = types.ModuleType('towers')  # the package's own file would load TensorF
 towers.__path__ = [str(ROOT / 'towers')]
 sys.modules['towers'] = towers
 
-from towers import lock  # noqa: E402
+from towers.directory import lock  # noqa: E402
 
 
 def hold(folder):

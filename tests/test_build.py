@@ -8,7 +8,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import build, config, devices, gradients, inputs, randomness, strategies, writes
+from towers import config, randomness
+from towers.graph import build, devices, gradients, strategies, writes
+from towers.input import inputs
 
 PLACEMENT = devices.place(config.DeviceConfig(num_gpus=2, device='cpu'))
 PROTO = tf.ConfigProto(device_count={'CPU': 3}, allow_soft_placement=False, intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)

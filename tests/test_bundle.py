@@ -10,7 +10,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import bundle, flight
+from towers.run import bundle, flight
 
 
 def linear(batch, *, training):

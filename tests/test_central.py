@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from towers import structs
-from towers.reduce import central
+from towers.graph.reduce import central
 
 PROTO = tf.ConfigProto(device_count={'CPU': 4}, allow_soft_placement=False, intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)
 

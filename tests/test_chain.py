@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import chain, config, structs
+from towers import config, structs
+from towers.graph import chain
 
 CPUS = tf.ConfigProto(device_count={'CPU': 4}, allow_soft_placement=False)
 

@@ -16,7 +16,7 @@ import runs
 import tensorflow.compat.v1 as tf
 import test_evaluation
 
-from towers import companion
+from towers.evaluators import companion
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LIMIT_SECS = 120
@@ -86,7 +86,7 @@ SCRIPT = """
         time.sleep(sys.argv[2] == 'import' and 600)
     import tensorflow.compat.v1 as tf
     import towers
-    from towers import companion
+    from towers.evaluators import companion
 
     def model(batch, *, training):
         return towers.ModelOutput(tf.reduce_mean(batch) * tf.get_variable('w', []))

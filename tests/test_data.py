@@ -10,7 +10,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from models import data
-from towers import passes
+from towers.input import passes
 
 
 def _digits_rows():

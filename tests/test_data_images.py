@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from models import data
 from models.data import headers
-from towers import passes
+from towers.input import passes
 
 FLOWER = dataset_files.png(np.full([6, 5, 3], 90))
 

@@ -1,7 +1,9 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import config, devices, session_config
+from towers import config
+from towers.graph import devices
+from towers.run import session_config
 
 CPU4 = ['/cpu:1', '/cpu:2', '/cpu:3', '/cpu:4']
 GPU4 = ['/gpu:0', '/gpu:1', '/gpu:2', '/gpu:3']

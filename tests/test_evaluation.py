@@ -15,8 +15,8 @@ import runs
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import evaluation, evaluator
 from towers.checkpoint import manifest
+from towers.evaluators import evaluation, evaluator
 
 
 def scaled(batch, *, training):

@@ -10,8 +10,9 @@ import runs
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import evaluator, inputs
 from towers.checkpoint import manifest
+from towers.evaluators import evaluator
+from towers.input import inputs
 
 CLASSES = 4
 CASES = [(1, 1, 1), (1, 1, 4), (3, 5, 2), (7, 2, 1), (7, 2, 4), (8, 2, 4), (13, 5, 2), (13, 3, 4), (13, 20, 2)]  # examples, batch, towers

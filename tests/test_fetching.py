@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import fetching
+from towers.run import fetching
 
 Pair = collections.namedtuple('Pair', 'left right')
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import flight
+from towers.run import flight
 
 ROWS = 4
 NAN = np.nan

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import errors, metrics, session, structs
+from towers import errors, metrics, structs
 from towers.hooks import every, progress, scalars, start, stop, summary
+from towers.run import session
 
 NAMES = ('step', 'loss', 'penalty', 'total_loss', 'learning_rate', 'examples', 'examples_seen')
 

@@ -5,8 +5,9 @@ import contextlib
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import config, errors, session
+from towers import config, errors
 from towers.hooks import nan
+from towers.run import session
 
 
 class Training:

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import config, devices, inputs
+from towers import config
+from towers.graph import devices
+from towers.input import inputs
 
 PIPELINES = ('global', 'sharded')
 each_pipeline = pytest.mark.parametrize('pipeline', PIPELINES)

@@ -9,6 +9,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 L0 = {'structs', 'config', 'metrics', 'randomness', 'errors'}
 L2 = {'strategies'}
 L3 = {'program', 'run_directory', 'starting', 'training', 'replaying', 'evaluator', 'results', 'evaluation', 'companion', 'exporting'}
+# Folders whose files are stages of their own; in the others (checkpoint, hooks, reduce) all files together are one stage.
+ROOMS = {'input', 'graph', 'run', 'directory', 'evaluators'}
 # A stage is one file or one folder; a file here belongs to the stage it is named with.
 PARTS = {
     'gradients': 'build',
@@ -53,8 +55,9 @@ def imported(path):
 
 
 def stage(dotted):
-    """'towers.checkpoint.saver' -> 'checkpoint'; 'towers.fetching' -> 'session'."""
-    name = dotted.split('.')[1]
+    """'towers.checkpoint.saver' -> 'checkpoint'; 'towers.run.fetching' -> 'session'."""
+    names = dotted.split('.')[1:]
+    name = names[1] if names[0] in ROOMS and len(names) > 1 else names[0]
     return PARTS.get(name, name)
 
 

@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from towers import holder, lock
+from towers.directory import holder, lock
 
 RACER = str(pathlib.Path(__file__).with_name('lock_racer.py'))
 

@@ -8,7 +8,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import marks, structs
+from towers import structs
+from towers.graph import marks
 
 TOWERS = [structs.Tower(index, (f'/cpu:{index + 1}',), '/cpu:0') for index in range(2)]
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import meaning
+from towers.directory import meaning
 
 
 def model(batch, *, training, width=3):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import config, optimizers, structs
+from towers import config, structs
+from towers.graph import optimizers
 
 RATE = 0.1
 CPUS = tf.ConfigProto(device_count={'CPU': 3}, allow_soft_placement=False)

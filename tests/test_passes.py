@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import passes
+from towers.input import passes
 
 N, SIZE = 23, 5  # batches of 5, 5, 5, 5, 3 in each pass
 

@@ -8,7 +8,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import config, devices, inputs, positions
+from towers import config
+from towers.graph import devices
+from towers.input import inputs, positions
 
 
 def rows():

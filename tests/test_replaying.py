@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import bundle
+from towers.run import bundle
 
 GOOD = [1.0, 2.0, 3.0, 4.0]
 

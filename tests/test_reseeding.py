@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import reseeding
+from towers.graph import reseeding
 
 PROTO = tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)
 

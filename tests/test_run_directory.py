@@ -12,8 +12,8 @@ import small_run
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import lock, run_directory
 from towers.checkpoint import manifest
+from towers.directory import lock, run_directory
 
 STOP = threading.Event()
 EXAMPLES = [1.0, 2.0, 3.0, 4.0]

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import config, schedules
+from towers import config
+from towers.graph import schedules
 
 STEPS = (0, 1, 2, 4, 5, 9, 10, 24, 25, 26, 49, 50, 99, 100, 101, 1000, 10**6, 10**9 - 1, 10**9)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import session
+from towers.run import session
 
 Pair = collections.namedtuple('Pair', 'left right')
 

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import config, devices, session_config
+from towers import config
+from towers.graph import devices
+from towers.run import session_config
 
 
 def make(device, gpus, **options):

@@ -6,8 +6,8 @@ import time
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import session
 from towers.hooks import watch
+from towers.run import session
 
 
 class Log(tf.train.SessionRunHook):

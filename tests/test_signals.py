@@ -12,7 +12,7 @@ import traceback
 
 import pytest
 
-from towers import signals
+from towers.run import signals
 
 SOURCE = pathlib.Path(signals.__file__)
 # Loaded by its path, the file needs no TensorFlow, so a process starts at once.
@@ -163,7 +163,7 @@ def test_a_long_step_is_finished_and_a_blocked_one_is_left():
     process = start(f"""
         sys.path.insert(0, {str(SOURCE.parent.parent)!r})
         import tensorflow.compat.v1 as tf
-        from towers import session as session_lib
+        from towers.run import session as session_lib
         from towers.hooks import stop as stop_hooks
         with tf.Graph().as_default() as graph:
             i = tf.while_loop(lambda i: i < 1500000, lambda i: [i + 1], [tf.constant(0)])

@@ -8,7 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import variables
+from towers.graph import variables
 
 CPUS = tf.ConfigProto(device_count={'CPU': 3}, allow_soft_placement=False, intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)
 

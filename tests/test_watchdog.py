@@ -4,7 +4,8 @@ import pytest
 from small_run import names_in
 
 import towers
-from towers import errors, watchdog
+from towers import errors
+from towers.run import watchdog
 
 STEP, HOOKS, SAVING, IDLE = watchdog.Part.STEP, watchdog.Part.HOOKS, watchdog.Part.SAVING, watchdog.Part.IDLE
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from towers import writers
+from towers.run import writers
 
 
 def event_files(folder):

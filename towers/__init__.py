@@ -5,10 +5,10 @@ flags -> Config -> devices -> inputs -> build -> reduce -> chain -> train_step -
 """
 
 from towers.config import Config
-from towers.evaluation import evaluate
+from towers.directory.record import TrainResult
+from towers.evaluators.evaluation import evaluate
 from towers.metrics import accuracy, mean, mean_squared_error, top_k
 from towers.randomness import dropout, random_uniform
-from towers.record import TrainResult
 from towers.replaying import replay
 from towers.structs import Metric, ModelOutput, Objective
 from towers.training import train

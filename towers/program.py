@@ -7,23 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from towers import (
-    build,
-    chain,
-    devices,
-    flight,
-    inputs,
-    marks,
-    optimizers,
-    randomness,
-    schedules,
-    session_config,
-    strategies,
-    structs,
-    train_step,
-)
 from towers import config as config_lib
-from towers.reduce import central
+from towers import randomness, structs
+from towers.graph import build, chain, devices, marks, optimizers, schedules, strategies, train_step
+from towers.graph.reduce import central
+from towers.input import inputs
+from towers.run import flight, session_config
 
 DEFAULT_STEPS = 400
 _IMAGES = 3

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers import bundle as bundle_lib
 from towers import config as config_lib
-from towers import devices, errors, flight, program, session_config, structs, train_step
+from towers import errors, program, structs
 from towers.checkpoint import manifest, restore
+from towers.graph import devices, train_step
+from towers.run import bundle as bundle_lib
+from towers.run import flight, session_config
 
 _CONCISE_HEALTH = 3  # tensor_debug_mode: (id, size, number of -inf, of inf, of nan)
 _FLOATS = (tf.float32, tf.float64, tf.float16, tf.bfloat16)

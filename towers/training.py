@@ -14,26 +14,15 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from towers import (
-    bundle,
-    companion,
-    evaluation,
-    marks,
-    optimizers,
-    program,
-    record,
-    run_directory,
-    session,
-    signals,
-    starting,
-    structs,
-    watchdog,
-    writers,
-)
 from towers import config as config_lib
-from towers import results as results_lib
+from towers import program, starting, structs
 from towers.checkpoint import manifest, saver
+from towers.directory import record, run_directory
+from towers.evaluators import companion, evaluation
+from towers.evaluators import results as results_lib
+from towers.graph import marks, optimizers
 from towers.hooks import checkpointing, every, guard, nan, progress, scalars, start, stop, summary, watch
+from towers.run import bundle, session, signals, watchdog, writers
 
 _CLOSE_SECS = 60.0  # for a checkpoint still being written when the training fails
 _EVALUATION_SECS = 24 * 3600.0  # no wait is without a limit

@@ -6,7 +6,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import optimizers
+from towers.graph import optimizers
 
 ROWS = 8  # of a global batch
 GOOD = np.linspace(0.5, 1.5, ROWS, dtype=np.float32)

@@ -10,8 +10,9 @@ import tensorflow.compat.v1 as tf
 from harness import FP32_SAME_ORDER
 
 import towers
-from towers import program, writes
-from towers import session as session_lib
+from towers import program
+from towers.graph import writes
+from towers.run import session as session_lib
 
 UPDATES = tf.GraphKeys.UPDATE_OPS
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from towers import gradients, metrics, randomness, structs, writes
+from towers import metrics, randomness, structs
+from towers.graph import gradients, writes
 
 _PER_TOWER = (tf.GraphKeys.LOSSES, tf.GraphKeys.UPDATE_OPS, tf.GraphKeys.SUMMARIES, tf.GraphKeys.REGULARIZATION_LOSSES)
 

@@ -12,7 +12,8 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from towers import errors, fetching, signals
+from towers import errors
+from towers.run import fetching, signals
 
 _THREADS_GRACE_SECS = 120.0
 _CLOSE_SECS = 10.0

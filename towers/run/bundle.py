@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import config as config_lib
-from towers import flight
+from towers.run import flight
 
 FOLDER = 'bundles'
 _MOST = 3  # in one run directory, since each is as large as the model

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from towers import config, passes, positions, structs
+from towers import config, structs
+from towers.input import passes, positions
 
 _nest = tf.nest
 _SCOPE = 'input/'  # entered again by each part

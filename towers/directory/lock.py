@@ -25,7 +25,7 @@ from typing import Any
 
 from absl import logging
 
-from towers import holder as holder_lib
+from towers.directory import holder as holder_lib
 
 _FOLDER = 'sessions'
 _ATTEMPTS = 100

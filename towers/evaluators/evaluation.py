@@ -15,9 +15,11 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import config as config_lib
-from towers import evaluator, signals, structs
-from towers import results as results_lib
+from towers import structs
 from towers.checkpoint import manifest, restore
+from towers.evaluators import evaluator
+from towers.evaluators import results as results_lib
+from towers.run import signals
 
 POLL_SECS = 0.5
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from towers import evaluator, writers
 from towers.checkpoint import manifest
+from towers.evaluators import evaluator
+from towers.run import writers
 
 _BESIDE = ('seconds', 'checkpoint', 'saved')  # in results.jsonl, but no part of the result
 _SUMMED_OTHERWISE = 1e-5  # relative

@@ -1,4 +1,4 @@
-"""The evaluator beside a training: `towers.evaluation.follow` in a process of its own, with low priority.
+"""The evaluator beside a training: `towers.evaluators.evaluation.follow` in a process of its own, with low priority.
 
 Two pipes lead from the parent to it. Over one the parent says that no other checkpoint will follow. The other one stays
 silent; when the parent is gone, however that came, its end makes the kernel end the child, whatever that is doing.
@@ -22,8 +22,9 @@ from typing import Any
 from absl import logging
 
 from towers import config as config_lib
-from towers import evaluation, structs
-from towers import results as results_lib
+from towers import structs
+from towers.evaluators import evaluation
+from towers.evaluators import results as results_lib
 
 _NAME = 'towers-evaluator'
 _NO_MORE = 'no other checkpoint will follow'

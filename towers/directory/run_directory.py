@@ -11,8 +11,9 @@ from typing import Any
 from absl import logging
 
 from towers import config as config_lib
-from towers import lock, meaning, program, record
+from towers import program
 from towers.checkpoint import files, manifest
+from towers.directory import lock, meaning, record
 
 _OURS = re.compile(r'ckpt-\d+\..+|checkpoint|config\.json|flags\.txt|metrics\.jsonl|events\.out\.tfevents\..+|eval|bundles|stacks-.+')
 _ASIDE = re.compile(r'old-(\d+)')

@@ -19,7 +19,8 @@ from typing import Any
 from absl import logging
 
 from towers import config as config_lib
-from towers import errors, signals
+from towers import errors
+from towers.run import signals
 
 EXIT_FAILED = 1
 _STEP_SECS = 600.0  # for a step where no limit is given

@@ -6,8 +6,9 @@ from typing import Literal
 
 import tensorflow.compat.v1 as tf
 
-from towers import structs, variables
-from towers.reduce import central
+from towers import structs
+from towers.graph import variables
+from towers.graph.reduce import central
 
 Statistics = Literal['mean', 'first']
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from towers import randomness, reseeding
+from towers import randomness
+from towers.graph import reseeding
 
 Localise = Callable[[tf.Variable], tf.Variable]
 

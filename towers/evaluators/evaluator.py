@@ -12,10 +12,13 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from towers import build, devices, errors, inputs, marks, metrics, session, session_config, strategies, structs, watchdog
 from towers import config as config_lib
+from towers import errors, metrics, structs
 from towers.checkpoint import manifest, restore
-from towers.reduce import central
+from towers.graph import build, devices, marks, strategies
+from towers.graph.reduce import central
+from towers.input import inputs
+from towers.run import session, session_config, watchdog
 
 LOSS = 'loss'
 RESERVED = ('step', 'examples', LOSS, 'seconds', 'checkpoint', 'saved')

@@ -1,0 +1,1 @@
+"""The run directory: who writes it, and what it was trained under."""

@@ -1,0 +1,1 @@
+"""What follows the checkpoints: evaluations and the processes that make them."""

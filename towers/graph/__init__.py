@@ -1,0 +1,1 @@
+"""What makes the graph: devices, towers, sums, updates."""

@@ -1,0 +1,1 @@
+"""What runs the graph: the master session and what watches it."""
