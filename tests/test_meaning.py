@@ -165,7 +165,7 @@ def test_a_dataset_is_its_function_whatever_its_arguments():
 
 def test_a_script_has_the_same_name_whether_run_or_imported(tmp_path):
     (tmp_path / 'mine.py').write_text(
-        'def model(): pass\nif __name__ == "__main__":\n  from towers import meaning\n  print(meaning.described(model))'
+        'def model(): pass\nif __name__ == "__main__":\n  from towers.directory import meaning\n  print(meaning.described(model))'
     )
     environment = {'PYTHONPATH': str(meaning.pathlib.Path(meaning.__file__).parents[1]), 'TF_CPP_MIN_LOG_LEVEL': '3'}
     ran = subprocess.run([sys.executable, tmp_path / 'mine.py'], capture_output=True, text=True, env=environment, check=True)
