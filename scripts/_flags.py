@@ -23,14 +23,17 @@ _WORDS = {'true': True, 'false': False}
 _WANTED = {'int': 'a whole number', 'float': 'a number', 'bool': 'true or false'}
 
 
-class _FloatsParser(flags.ArgumentParser[list[float]]):
-    """Numbers between commas."""
+class _NumbersParser(flags.ArgumentParser[list[float]]):
+    """Numbers between commas, floats or whole ones."""
+
+    def __init__(self, kind: type[int] | type[float]) -> None:
+        self._kind = kind
 
     def parse(self, argument: Any) -> list[float]:
-        return [float(entry) for entry in argument.split(',') if entry] if isinstance(argument, str) else argument
+        return [self._kind(entry) for entry in argument.split(',') if entry] if isinstance(argument, str) else argument
 
     def flag_type(self) -> str:
-        return 'numbers with commas between them'
+        return f'{"whole " if self._kind is int else ""}numbers with commas between them'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Option:
       name: the flag's name.
       default: its value where it is not given; None where the kind allows it.
       doc: one line.
-      kind: bool, int, float, str, a Literal of strings, a tuple of strings or of floats; any of them or None.
+      kind: bool, int, float, str, a Literal of strings, a tuple of strings, floats or whole numbers; any of them or None.
     """
 
     name: str
@@ -92,7 +95,8 @@ def _flag(option: Option) -> flags.Flag[Any]:
     if typing.get_origin(kind) is typing.Literal:
         return flags.EnumFlag(name, default, doc, typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
-        parser = _FloatsParser() if typing.get_args(kind)[0] is float else flags.ListParser()
+        entry = typing.get_args(kind)[0]
+        parser = flags.ListParser() if entry is str else _NumbersParser(entry)
         return flags.Flag(parser, flags.CsvListSerializer(','), name, list(default), doc)
     parser = {int: flags.IntegerParser, float: flags.FloatParser, str: flags.ArgumentParser}[kind]()
     return flags.Flag(parser, flags.ArgumentSerializer(), name, default, doc)

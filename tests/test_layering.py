@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-L0 = {'structs', 'config', 'metrics', 'randomness', 'errors'}
+L0 = {'structs', 'config', 'options', 'device_config', 'metrics', 'randomness', 'errors'}
 L2 = {'strategies'}
 L3 = {'program', 'run_directory', 'starting', 'training', 'replaying', 'evaluator', 'results', 'evaluation', 'companion', 'exporting'}
 # Folders whose files are stages of their own; in the others (checkpoint, hooks, reduce) all files together are one stage.
@@ -24,8 +24,11 @@ PARTS = {
     'marks': 'session',
     'holder': 'lock',
     'bundle': 'flight',
+    'physical': 'devices',
+    'process': 'session_config',
     'evaluator': 'evaluation',
     'results': 'evaluation',
+    'queue': 'evaluation',
     'companion': 'evaluation',
 }
 LINES, TEST_LINES, BODY, ARGUMENTS, NESTING = 300, 450, 40, 5, 3

@@ -6,47 +6,15 @@ own section only, which a `Config` is.
 
 import dataclasses
 import re
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
-T = TypeVar('T')
+from towers import device_config, options
 
-
-def option(default: T, doc: str) -> T:
-    """A dataclass field that carries its one-line doc, from which a flag's help is made."""
-    return dataclasses.field(default=default, metadata={'doc': doc})
-
-
-def require(condition: bool, message: str) -> None:
-    """Raises ValueError with `message` unless `condition` holds."""
-    if not condition:
-        raise ValueError(message)
-
-
-def _at_least(section: Any, least: float, *names: str) -> None:
-    for name in names:
-        value = getattr(section, name)
-        require(value is None or value >= least, f'--{name} must be at least {least:g}, got {value!r}; give a larger value.')
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Section:
-    """Base of the sections; `__post_init__` checks one section's values."""
-
-    def __post_init__(self) -> None:
-        """Raises ValueError where a value can't be right."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DeviceConfig(Section):
-    """Devices: where the towers run."""
-
-    num_gpus: int = option(1, 'number of towers, one on each GPU')
-    device: Literal['auto', 'gpu', 'cpu'] = option('auto', 'auto: GPUs where there are any, else CPU devices as fake GPUs')
-    intra_op_threads: int | None = option(None, 'threads inside one operation; chosen from devices and towers if not given')
-    inter_op_threads: int | None = option(None, 'operations that run at once; chosen from devices and towers if not given')
-
-    def __post_init__(self) -> None:
-        _at_least(self, 1, 'num_gpus', 'intra_op_threads', 'inter_op_threads')
+option = options.option
+require = options.require
+_at_least = options.at_least
+Section = options.Section
+DeviceConfig = device_config.DeviceConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -218,6 +186,9 @@ class EvalConfig(Section):
 
     evaluate: bool = option(False, 'run an evaluator beside the training, in a process of its own')
     eval_name: str = option('test', 'name of the evaluator; it writes under eval/<name>')
+    eval_cadence: str = option(
+        'every', 'checkpoints an evaluator takes: every, newest, or those 100steps or 600secs after the last taken; the final one always'
+    )
     eval_batch_size: int = option(256, 'examples for each tower and evaluation step')
     eval_num_gpus: int = option(1, 'towers of the evaluator')
     eval_device: Literal['auto', 'gpu', 'cpu'] = option('cpu', "where the evaluator's towers run")
@@ -226,6 +197,25 @@ class EvalConfig(Section):
     def __post_init__(self) -> None:
         _at_least(self, 1, 'eval_batch_size', 'eval_num_gpus')
         _at_least(self, 0, 'eval_idle_secs')
+        require(
+            re.fullmatch(r'[\w-][\w.-]*', self.eval_name) is not None,
+            f'--eval_name must be the name of a folder, got {self.eval_name!r}; use letters, digits, dots, - and _.',
+        )
+        cadence(self.eval_cadence)
+
+
+def cadence(text: str) -> tuple[str, float]:
+    """How an evaluator chooses checkpoints: ('every' | 'newest' | 'steps' | 'secs', how many of the last two).
+
+    Raises:
+      ValueError: `text` is none of 'every', 'newest', '100steps' and '60secs'.
+    """
+    if text in ('every', 'newest'):
+        return text, 0.0
+    found = re.fullmatch(r'(\d+(?:\.\d+)?)(steps|secs)', text)
+    if not found:
+        raise ValueError(f'--eval_cadence must be every, newest, or such as 100steps or 60secs, got {text!r}; correct it.')
+    return found[2], float(found[1])
 
 
 SECTIONS: tuple[type[Section], ...] = (

@@ -45,12 +45,14 @@ class Placement:
       parameter_device: device string of the variables and the averages.
       fake: the towers run on the CPU, in place of GPUs.
       note: one line for the log that says where the towers run and why.
+      gpus: (number as CUDA counts, physical number) of each GPU that the towers need, real or fake.
     """
 
     towers: tuple[Tower, ...]
     parameter_device: str
     fake: bool
     note: str
+    gpus: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
