@@ -223,7 +223,7 @@ def test_updates_and_slots_are_on_their_variables_devices(graph):
         assert graph.get_tensor_by_name(f'w{i}/Momentum:0').device == w.device
     with started() as session:  # placement is hard: a slot elsewhere than its variable fails here
         session.run(op)
-    assert op.name == 'apply'
+    assert op.name == 'apply/update'
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from towers.run import flight, session_config
 
 DEFAULT_STEPS = 400
 _IMAGES = 3
+_SUMMARIES = 'summaries/'  # entered again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,8 @@ def make(
         steps = total_steps(config, source.epoch_examples, len(placement.towers))
         rate = _learning_rate(config, count.step, source, steps, len(placement.towers))
         step, recorder = _step(model, config, source, placement, _Given(count, rate, optimizer or optimizers.make(config), tuple(links)))
-        init = tf.group(tf.global_variables_initializer(), tf.local_variables_initializer(), tf.tables_initializer(), name='init')
+        with tf.name_scope('init'):
+            init = tf.group(tf.global_variables_initializer(), tf.local_variables_initializer(), tf.tables_initializer())
     return Program(graph, step, placement, proto, steps, init, recorder)
 
 
@@ -212,17 +214,16 @@ def _scalars(total: structs.Sum, outputs: Sequence[structs.TowerOutput], operati
 
 def _summaries(total: structs.Sum, source: structs.Input, config: config_lib.Config, operation: tf.Operation) -> tuple[tf.Tensor, ...]:
     made = []
-    if config.histograms:
-        for variable, gradient in zip(total.variables, total.gradients, strict=True):
+    with tf.name_scope(_SUMMARIES):  # raw operations, since tf.summary would put the scope into the tag
+        for variable, gradient in zip(total.variables, total.gradients, strict=True) if config.histograms else ():
             with tf.control_dependencies([operation]):
-                made.append(tf.summary.histogram(f'weights/{variable.op.name}', variable.read_value(), collections=[]))
+                made.append(tf.raw_ops.HistogramSummary(tag=f'weights/{variable.op.name}', values=variable.read_value()))
             if gradient is not None:
                 values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-                made.append(tf.summary.histogram(f'gradients/{variable.op.name}', values, collections=[]))
-    if config.images:
-        for path, leaf in _leaves(source.batches[0].features):
+                made.append(tf.raw_ops.HistogramSummary(tag=f'gradients/{variable.op.name}', values=values))
+        for path, leaf in _leaves(source.batches[0].features) if config.images else ():
             if leaf.shape.rank == 4 and leaf.shape[-1] in (1, 3, 4):
-                made.append(tf.summary.image(f'input/{path}', leaf, max_outputs=_IMAGES, collections=[]))
+                made.append(tf.raw_ops.ImageSummary(tag=f'input/{path}', tensor=leaf, max_images=_IMAGES))
     return tuple(made)
 
 
@@ -234,7 +235,7 @@ def _finite_only(summaries: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
             made.extend(_finite_only(list(summary.op.inputs)))
         elif summary.op.type == 'HistogramSummary':
             tag, values = summary.op.inputs
-            with tf.device(summary.device), tf.name_scope('summaries/'):
+            with tf.device(summary.device), tf.name_scope(_SUMMARIES):
                 finite = tf.boolean_mask(values, tf.math.is_finite(values)) if values.dtype.is_floating else values
                 made.append(tf.raw_ops.HistogramSummary(tag=tag, values=finite))
         else:

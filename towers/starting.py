@@ -29,7 +29,8 @@ class Starter:
         if config.nan_policy == 'rollback':
             self._back = restore.Restorer({name: variable for name, variable in step.saved.items() if name != COUNTER})
             # Copies follow by `sync`; other local variables count what the process did, which does not go back.
-            self._anew = tf.group(*[variable.initializer for name, variable in step.saved.items() if name != COUNTER], name='anew')
+            with tf.name_scope('restore/'):
+                self._anew = tf.group(*[variable.initializer for name, variable in step.saved.items() if name != COUNTER], name='anew')
 
     def start(self, raw: tf.Session) -> None:
         """Sets a new session's variables and input."""

@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 from harness import FP32_SAME_ORDER
 
 import towers
+from towers import program, training
 
 
 def tags(run):
@@ -116,3 +117,27 @@ def test_collections_hold_what_a_one_tower_program_would(strategy, n):
     harness.train(model, harness.numbers(1, 2), harness.config(strategy, n, global_batch_size=2))
     one = [['a/kernel:0', 'b/bias:0'], [True, False], ['b/bias:0'], ['b/bias:0'], True, True, False, False]
     assert found == [one] * n
+
+
+@harness.each_case
+def test_every_operation_is_in_a_readable_scope(strategy, n, tmp_path):
+    """What TensorBoard shows at the top: stages, towers and the model's variables, the same for every number of towers."""
+
+    def model(batch, *, training):
+        with tf.variable_scope('layer'):
+            w = tf.get_variable('kernel', [4, 2])
+        moving = harness.variable('moving', 0.0, trainable=False)
+        logits = tf.matmul(tf.reshape(batch['image'], [-1, 4]), w)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, moving.assign_add(tf.reduce_mean(logits)))
+        return towers.ModelOutput(tf.reduce_mean(logits), weight=tf.reduce_sum(batch['image']), metrics={'mean': tf.reduce_mean(logits)})
+
+    data = harness.rows(image=np.ones([4, 2, 2, 1], np.float32))
+    given = {'histograms': True, 'images': True, 'nan_policy': 'rollback', 'l2': 0.1, 'clip_norm': 1.0, 'weight_decay': 0.1}
+    settings = harness.config(strategy, n, global_batch_size=4, optimizer='momentum', model_dir=str(tmp_path), **given)
+    made = program.make(model, data, settings)
+    with training.opened(made, settings, hooks=[tf.train.CheckpointSaverHook(str(tmp_path / 'user'), save_steps=10)]):
+        pass
+    stages = {'apply', 'average', 'checkpoint', 'count', 'counters', 'flight', 'gate', 'init', 'input', 'learning_rate', 'marks'}
+    stages |= {'norms', 'report', 'restore', 'save', 'state', 'summaries', 'sync', *[f'tower_{k}' for k in range(n)]}
+    variables = {'layer', 'moving', 'global_step', 'examples_seen', 'skipped_steps'}
+    assert {operation.name.split('/')[0] for operation in made.graph.get_operations()} == stages | variables

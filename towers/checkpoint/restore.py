@@ -15,7 +15,7 @@ T = TypeVar('T')
 POSITION = 'input_position'
 _NEVER_WARM = ('global_step', 'examples_seen', 'skipped_steps', POSITION)
 # What TensorFlow's reader raises on a file that is gone, cut or changed; some of it has no own class.
-_UNREADABLE = (tf.errors.OpError, ValueError, IndexError, OSError, manifest.CheckpointError)
+UNREADABLE = (tf.errors.OpError, ValueError, IndexError, OSError, manifest.CheckpointError)
 
 
 class Restorer:
@@ -32,7 +32,7 @@ class Restorer:
         self._setter = _Setter(variables)
         self._position: tf.Tensor | None = None
         if input is not None and input.restore_position is not None:
-            with tf.name_scope('restore_position'):
+            with tf.name_scope('restore/position'):
                 self._position = tf.placeholder(tf.string, [])
                 self._set_position = input.restore_position(self._position)
 
@@ -179,7 +179,7 @@ def retrying(
         try:
             found = reader.newest()
             return None if found is None else (found, load(found))
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             still_whole = found is not None and manifest.check(found.prefix) is None
             if still_whole or attempt == attempts - 1:
                 raise
@@ -249,5 +249,5 @@ def _locate(path: str | None) -> str:
 def _open(prefix: str) -> Any:
     try:
         return tf.train.load_checkpoint(prefix)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise ValueError(f'--init_checkpoint={prefix} is not a readable checkpoint ({error}); give its path without endings.') from error

@@ -72,7 +72,8 @@ class Saver:
         self._facts = facts or Facts()
         self._has_position = position is not None
         self._snapshot = snapshot.make({**variables, **({} if position is None else {POSITION: position})})
-        self._now = [variables[name].read_value() + 0 for name in ('global_step', 'examples_seen') if name in variables]
+        with tf.name_scope('checkpoint/'):
+            self._now = [variables[name].read_value() + 0 for name in ('global_step', 'examples_seen') if name in variables]
         self._tried = [self._now[0], *([] if position is None else [position])]
         self._session: tf.Session | None = None
         self._take: Any = None

@@ -120,7 +120,7 @@ def apply(
     Returns:
       Operation after which all variables and slots are new.
     """
-    with tf.device(update.device), tf.name_scope('apply') as name:
+    with tf.device(update.device), tf.name_scope('apply/'):  # one scope for all copies' updates
         pairs = _cast(update)
         parts = [part for gradient, _ in pairs for part in _tensors(gradient)]
         ready = tf.group(*parts, *after, name='ready')
@@ -130,7 +130,7 @@ def apply(
             with tf.init_scope():  # Inside tf.cond or a loop, TensorFlow makes the slots in the graph around it.
                 stack.enter_context(update.scope())
             stack.enter_context(tf.control_dependencies(first))
-            return optimizer.apply_gradients(pairs, name=name)
+            return optimizer.apply_gradients(pairs, name='update')
 
 
 def _cast(update: structs.Update) -> list[tuple[tf.Tensor | tf.IndexedSlices, tf.Variable]]:

@@ -11,6 +11,7 @@ from towers import structs
 
 # TensorFlow's own hooks read the step through this collection; a read that is ordered with the update keeps theirs right.
 _STEP_READS = 'global_step_read_op_cache'
+_GATE = 'gate/'  # a scope that is entered again
 
 Apply = Callable[[structs.Update, Sequence[tf.Tensor]], tf.Operation]
 
@@ -126,9 +127,9 @@ def _counted(gate: Gate, count: Counters, passes: tf.Tensor | None) -> dict[str,
 def _passes(gate: Gate) -> tf.Tensor | None:
     """Whether the step is made; None where nothing can forbid it."""
     static = tf.get_static_value(gate.weight)
-    asked = [] if static is not None and static > 0 else [gate.weight > 0]
-    asked += [] if gate.finite is None else [gate.finite]
-    with tf.name_scope('gate'):
+    with tf.name_scope(_GATE):
+        asked = [] if static is not None and static > 0 else [gate.weight > 0]
+        asked += [] if gate.finite is None else [gate.finite]
         return tf.reduce_all(tf.stack(asked)) if len(asked) > 1 else asked[0] if asked else None
 
 
@@ -142,14 +143,14 @@ def _sides(passes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     `tf.cond` is made of the same operations, but carries each gradient and variable through one of its own: that takes
     longer to build and to run, and slots would be made inside a function.
     """
-    with tf.name_scope('gate'):
+    with tf.name_scope(_GATE):
         switch = tf.raw_ops.Switch(data=passes, pred=passes)
         return tf.identity(switch.output_true, name='opened'), tf.identity(switch.output_false, name='closed')
 
 
 def _skipped(gate: Gate, count: Counters, closed: tf.Tensor) -> tf.Tensor:
     """The closed side, after what there is to do on it."""
-    with tf.control_dependencies([closed, count.skipped]), tf.name_scope('gate'):
+    with tf.control_dependencies([closed, count.skipped]), tf.name_scope(_GATE):
         done = [] if gate.finite is None else [count.skipped_steps.assign_add(_bad(gate), read_value=False), *gate.otherwise()]
         with tf.control_dependencies(done):
             return tf.identity(closed)
@@ -157,7 +158,7 @@ def _skipped(gate: Gate, count: Counters, closed: tf.Tensor) -> tf.Tensor:
 
 def _joined(operation: tf.Operation, opened: tf.Tensor, closed: tf.Tensor) -> tf.Operation:
     """An operation that runs after whichever side was taken."""
-    with tf.name_scope('gate'):
+    with tf.name_scope(_GATE):
         with tf.control_dependencies([operation]):
             opened = tf.identity(opened)
         return tf.raw_ops.Merge(inputs=[opened, closed], name='step').output.op
