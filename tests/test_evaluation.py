@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.checkpoint import manifest
-from towers.evaluators import evaluation, evaluator
+from towers.evaluators import evaluation, evaluator, queue
 
 
 def scaled(batch, *, training):
@@ -73,7 +73,7 @@ def _quick(monkeypatch):
 def messages(monkeypatch):
     """What the evaluation logs, line by line."""
     said = []
-    for level in ('info', 'warning'):
+    for level in ('info', 'warning'):  # one logger is all modules'
         monkeypatch.setattr(evaluation.logging, level, lambda text, *args: said.append(text % args))
     return said
 
@@ -156,7 +156,6 @@ def test_a_checkpoint_that_is_not_there_or_damaged_says_so(tmp_path):
     [
         ({}, {}, 'There is no checkpoint in .*; train first'),
         ({'model_dir': None}, {}, 'got none; give --model_dir'),
-        ({'eval_name': '../other'}, {}, "--eval_name must be the name of a folder, got '../other'"),
         ({}, {'continuous': True, 'checkpoint': 3}, '--continuous takes each new checkpoint, got --checkpoint=3'),
     ],
 )
@@ -173,7 +172,7 @@ def test_only_damaged_checkpoints_are_a_failure(tmp_path):
         evaluate(tmp_path)
 
 
-def test_following_takes_the_newest_of_several_and_ends_with_the_final_one(tmp_path, monkeypatch, messages):
+def test_following_takes_each_in_order_and_ends_with_the_final_one(tmp_path, monkeypatch):
     publish(tmp_path, 3, 4)
     real = evaluator.Evaluator.run
 
@@ -187,10 +186,24 @@ def test_following_takes_the_newest_of_several_and_ends_with_the_final_one(tmp_p
     monkeypatch.setattr(evaluator.Evaluator, 'run', run)
     found = follow(tmp_path)
     assert (found['step'], found['loss'], found['examples']) == (9, 18.0, 3)
-    assert [(row['step'], row['loss']) for row in rows(tmp_path)] == [(4, 8.0), (7, 14.0), (9, 18.0)]
-    assert [text for text in messages if 'Passed over' in text] == [
-        'Passed over the checkpoints of steps 3, since that of 4 is there.',
-        'Passed over the checkpoints of steps 6, since that of 7 is there.',
+    assert [(row['step'], row['loss']) for row in rows(tmp_path)] == [(step, 2.0 * step) for step in (3, 4, 6, 7, 9)]
+
+
+def test_one_that_goes_while_another_is_evaluated_is_told_of(tmp_path, monkeypatch, messages):
+    publish(tmp_path, 3, 4)
+    real = evaluator.Evaluator.run
+
+    def run(self, checkpoint, stop):
+        if checkpoint.step == 3:
+            manifest.remove(str(tmp_path), 4)  # as the training's retention does
+            publish(tmp_path, 5, final=True)
+        return real(self, checkpoint, stop)
+
+    monkeypatch.setattr(evaluator.Evaluator, 'run', run)
+    follow(tmp_path)
+    assert steps(tmp_path) == [3, 5]
+    assert [text.split(';')[0] for text in messages if 'Passed over' in text] == [
+        'Passed over the checkpoints of steps 4: removed before they were evaluated'
     ]
 
 
@@ -202,15 +215,15 @@ def test_a_final_checkpoint_that_something_newer_follows_is_not_the_end(tmp_path
 
 def test_a_final_one_that_comes_between_two_looks_is_evaluated(tmp_path, monkeypatch):
     publish(tmp_path, 3)
-    real = evaluation._load_unseen
+    real = queue.Queue.next
 
-    def load(*args):
-        found = real(*args)
+    def next_one(self, **given):
+        found = real(self, **given)
         if found is None and not os.path.exists(tmp_path / 'ckpt-5.json'):
             publish(tmp_path, 5, final=True)
         return found
 
-    monkeypatch.setattr(evaluation, '_load_unseen', load)
+    monkeypatch.setattr(queue.Queue, 'next', next_one)
     follow(tmp_path)
     assert steps(tmp_path) == [3, 5]
 

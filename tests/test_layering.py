@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-L0 = {'structs', 'config', 'options', 'device_config', 'metrics', 'randomness', 'errors'}
+L0 = {'structs', 'options', 'config', 'device_config', 'eval_config', 'metrics', 'randomness', 'errors'}
 L2 = {'strategies'}
 L3 = {'program', 'run_directory', 'starting', 'training', 'replaying', 'evaluator', 'results', 'evaluation', 'companion', 'exporting'}
 # Folders whose files are stages of their own; in the others (checkpoint, hooks, reduce) all files together are one stage.

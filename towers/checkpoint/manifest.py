@@ -201,6 +201,13 @@ class Reader:
                 return None
         raise CheckpointError(f'The checkpoints in {self._model_dir} vanish faster than they can be read; keep more than one.')
 
+    def is_whole(self, listed: Checkpoint) -> bool:
+        """Whether a published checkpoint is whole; where it is damaged, and not removed or saved anew, it warns once."""
+        found, problem = self._check(listed.prefix)
+        if found is None and os.path.exists(listed.prefix + '.json'):
+            self._warn(listed.prefix, problem)
+        return found is not None and found.time == listed.manifest.time
+
     def _check(self, prefix: str) -> tuple[Manifest | None, str]:
         signature = _signature(prefix)
         known = self._checked.get(prefix)

@@ -17,7 +17,7 @@ from absl import logging
 from towers import config as config_lib
 from towers import structs
 from towers.checkpoint import manifest, restore
-from towers.evaluators import evaluator
+from towers.evaluators import evaluator, queue
 from towers.evaluators import results as results_lib
 from towers.run import signals
 
@@ -100,9 +100,9 @@ def follow(
     stop: threading.Event | None = None,
     done: Callable[[], bool] | None = None,
 ) -> dict[str, Any]:
-    """Evaluates each new checkpoint, with one graph and session for all; of several new ones the newest.
+    """Evaluates new checkpoints as `config.eval_cadence` says, with one graph and session for all; the final one always.
 
-    A checkpoint that `results.jsonl` already has is not evaluated again.
+    A checkpoint that `results.jsonl` already has is not evaluated again; one that was removed meanwhile is logged.
 
     Args:
       model: as in `evaluate`.
@@ -118,16 +118,16 @@ def follow(
     stop = stop or threading.Event()
     model_dir = run_directory(config)
     results = results_lib.Results(model_dir, config.eval_name)
-    reader = manifest.Reader(model_dir)
-    with evaluator.Evaluator(model, dataset, config) as session, results:
+    waiting = queue.Queue(model_dir, results, config.eval_cadence)
+    with evaluator.Evaluator(model, dataset, config) as session, results, waiting:
         since = time.monotonic()
         while not stop.is_set():
             over = done is not None and done()  # asked before looking, so that nothing comes in between
-            new = _load_unseen(session, model_dir, reader, results)
+            new = waiting.next(over=over)
             if new is not None:
-                _score(session, new, results, stop)
+                _load_and_score(session, new, results, stop)
                 since = time.monotonic()
-            elif over or (done is None and (_is_final(reader, results) or _is_idle(since, config, model_dir))):
+            elif over or (done is None and (waiting.is_done() or _is_idle(since, config, model_dir))):
                 break
             else:
                 stop.wait(POLL_SECS)
@@ -176,23 +176,16 @@ def _load_newest(session: evaluator.Evaluator, model_dir: str, reader: manifest.
     return loaded and loaded[0]
 
 
-def _load_unseen(
-    session: evaluator.Evaluator, model_dir: str, reader: manifest.Reader, results: results_lib.Results
-) -> manifest.Checkpoint | None:
-    """Loads the newest checkpoint and returns it; None where it is evaluated already, or none is whole for now."""
+def _load_and_score(session: evaluator.Evaluator, new: manifest.Checkpoint, results: results_lib.Results, stop: threading.Event) -> None:
+    """Evaluates a checkpoint that may be removed at any moment before it is loaded."""
     try:
-        found = reader.newest()
-        if found is None or results.has(found):
-            return None
-        found = _load_newest(session, model_dir, reader)
-    except manifest.CheckpointError:  # the reader has warned of each; the next one may be good
-        return None
-    if found is None or results.has(found):
-        return None
-    steps = [each.step for each in manifest.all(model_dir) if results.newest_step() < each.step < found.step and not results.has(each)]
-    if steps:
-        logging.info('Passed over the checkpoints of steps %s, since that of %d is there.', ', '.join(map(str, steps)), found.step)
-    return found
+        session.load(new)
+    except restore.UNREADABLE as error:
+        if manifest.check(new.prefix) is None:
+            raise
+        logging.warning('Passed over the checkpoint of step %d: removed while it was read (%s).', new.step, type(error).__name__)
+        return
+    _score(session, new, results, stop)
 
 
 def _score(
@@ -203,15 +196,6 @@ def _score(
         return {}
     results.add(found)
     return dict(found.values)
-
-
-def _is_final(reader: manifest.Reader, results: results_lib.Results) -> bool:
-    """Whether the newest checkpoint is the run's final one and evaluated."""
-    try:
-        found = reader.newest()
-    except manifest.CheckpointError:
-        return False
-    return found is not None and found.manifest.final and results.has(found)
 
 
 def _is_idle(since: float, config: config_lib.Config, model_dir: str) -> bool:

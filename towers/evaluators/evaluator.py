@@ -104,8 +104,10 @@ class Evaluator(contextlib.AbstractContextManager):
           ValueError: a variable of the model is missing in it or has another shape.
         """
         self._watch.enter(watchdog.Part.LOADING)
-        self._restorer.restore(self._session, checkpoint)
-        self._watch.enter(watchdog.Part.IDLE)
+        try:
+            self._restorer.restore(self._session, checkpoint)
+        finally:
+            self._watch.enter(watchdog.Part.IDLE)
 
     def run(self, checkpoint: manifest.Checkpoint, stop: threading.Event) -> Evaluation | None:
         """One pass over the dataset with the values last loaded, which are those of `checkpoint`; None if `stop` was set.

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,14 +23,9 @@ class Results(contextlib.AbstractContextManager):
     Args:
       model_dir: the run directory.
       name: of the evaluator.
-
-    Raises:
-      ValueError: `name` is not a plain folder name.
     """
 
     def __init__(self, model_dir: str, name: str):
-        if not re.fullmatch(r'[\w-][\w.-]*', name):
-            raise ValueError(f'--eval_name must be the name of a folder, got {name!r}; use letters, digits, dots, - and _.')
         folder = os.path.join(model_dir, 'eval', name)
         path = os.path.join(folder, 'results.jsonl')
         self._rows = _read_rows(path)
@@ -44,11 +38,15 @@ class Results(contextlib.AbstractContextManager):
 
     def has(self, checkpoint: manifest.Checkpoint) -> bool:
         """Whether this very checkpoint, not an older one of the same step, was evaluated."""
-        return any(_key(row) == (checkpoint.step, checkpoint.manifest.time) for row in self._rows)
+        return self.has_key(checkpoint.step, checkpoint.manifest.time)
 
-    def newest_step(self) -> int:
-        """The highest step evaluated; -1 where there is none."""
-        return max((row.get('step', -1) for row in self._rows), default=-1)
+    def has_key(self, step: int, saved: float) -> bool:
+        """Whether the checkpoint of `step` that was saved at `saved` was evaluated."""
+        return any(_key(row) == (step, saved) for row in self._rows)
+
+    def latest(self) -> dict[str, Any]:
+        """The row of the checkpoint that was saved last; empty where there is none."""
+        return max(self._rows, key=lambda row: row.get('saved', 0.0), default={})
 
     def add(self, found: evaluator.Evaluation) -> None:
         """Logs and writes a result; one that the file has already, value for value, is not written again."""
@@ -66,10 +64,7 @@ class Results(contextlib.AbstractContextManager):
 
     def last(self) -> dict[str, Any]:
         """The result of the checkpoint that was saved last; empty where there is none."""
-        if not self._rows:
-            return {}
-        row = max(self._rows, key=lambda row: row.get('saved', 0.0))
-        return {name: value for name, value in row.items() if name not in _BESIDE}
+        return {name: value for name, value in self.latest().items() if name not in _BESIDE}
 
 
 def _read_rows(path: str) -> list[dict[str, Any]]:
