@@ -191,3 +191,20 @@ def test_slopes_of_a_loss_without_penalties_are_its_gradients():
         found = session.run([slopes.variables[0], slopes.penalties[0][0]])
     np.testing.assert_allclose(found[0], [1.5, 1.5])
     assert found[1] == 1.0
+
+
+@pytest.mark.parametrize('training', [True, False])
+@pytest.mark.parametrize('named', [True, False])
+def test_metrics_that_count_by_themselves_are_refused(training, named):
+    """Their pair would pass for (value, weight) and give wrong numbers in silence."""
+
+    def model(x, *, training):
+        pair = tf.metrics.mean(x, name='streamed')
+        return towers.ModelOutput(loss_of(x), metrics={'average': pair} if named else {})
+
+    what = "The metric 'average'" if named else 'The model'
+    with pytest.raises(ValueError, match=rf'^{what} uses tf\.metrics, .*streamed/total.*towers\.accuracy.*\(value, weight\)'):
+        if training:
+            train(model)
+        else:
+            build.inference(model, source(1, 2, training=False), PLACEMENT.towers, scope=strategy().scope)

@@ -21,7 +21,7 @@ from towers.directory import record, run_directory
 from towers.evaluators import companion, evaluation
 from towers.evaluators import results as results_lib
 from towers.graph import marks, optimizers
-from towers.hooks import checkpointing, every, guard, nan, progress, scalars, start, stop, summary, watch
+from towers.hooks import checkpointing, every, guard, nan, progress, scalars, start, stop, summary, watch, weightless
 from towers.run import bundle, session, signals, watchdog, writers
 
 _CLOSE_SECS = 60.0  # for a checkpoint still being written when the training fails
@@ -229,7 +229,7 @@ def _nan(made: program.Program, config: config_lib.Config, rollback: Callable[[t
 
 def _stopping(made: program.Program, config: config_lib.Config, stop_event: threading.Event) -> list[tf.train.SessionRunHook]:
     step = made.step
-    hooks: list[tf.train.SessionRunHook] = []
+    hooks: list[tf.train.SessionRunHook] = [weightless.WeightlessHook(step.report, (step.global_step, step.saved[starting.COUNTER]))]
     if made.total_steps is not None:
         hooks.append(stop.StopAtStep(made.total_steps, step=step.step, global_step=step.global_step))
     if config.train_secs is not None:

@@ -48,6 +48,7 @@ def training(
             with _tower(tower, scope, shared) as own, randomness.drawing(draws(batch.first)):
                 tf.set_random_seed(randomness.fold(draws(batch.first).seed, 'tower', tower.index))
                 output = _checked(model(batch.features, training=True))
+                _refuse_streaming(output)
                 variables = tuple(own(v) for v in (outputs[0].variables if outputs else tf.trainable_variables()))
                 made, slope = _record(tower, output, source, variables, shared)
                 outputs.append(made)
@@ -67,6 +68,7 @@ def inference(
     for tower, batch in zip(towers, source.batches, strict=True):
         with _tower(tower, scope, []):
             output = _checked(model(batch.features, training=False), loss=False)
+            _refuse_streaming(output)
             outputs.append(_recorded(tower, output, batch, _weight(output, batch.examples)))
     return tuple(outputs)
 
@@ -125,6 +127,21 @@ def _checked(output: structs.ModelOutput, *, loss: bool = True) -> structs.Model
     if value.shape.rank != 0:
         raise ValueError(f'The loss must be a scalar mean over the examples, got shape {value.shape}; use tf.reduce_mean.')
     return dataclasses.replace(output, loss=value)
+
+
+def _refuse_streaming(output: structs.ModelOutput) -> None:
+    """Metrics of `tf.metrics` count by themselves in variables of their own, and their (value, update) looks like (value, weight)."""
+    made = tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)
+    if not made:
+        return
+    handles = {variable.handle.op for variable in made}
+    ops = {name: [t.op for t in tf.nest.flatten(metric) if isinstance(t, tf.Tensor)] for name, metric in output.metrics.items()}
+    names = [name for name, found in ops.items() if handles & writes.ancestors(found)]
+    what = f'The metric {", ".join(map(repr, names))}' if names else 'The model'
+    raise ValueError(
+        f'{what} uses tf.metrics, which counts in variables of its own ({made[0].op.name}) and adds up over no towers; '
+        'give a metric of this batch alone: towers.accuracy(labels, logits), towers.mean(values), or a pair (value, weight).'
+    )
 
 
 def _weight(output: structs.ModelOutput, examples: tf.Tensor) -> tf.Tensor:
