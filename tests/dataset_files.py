@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-TRAIN, TEST = 70, 10  # records of the files that the tests write; the first is decoded in two blocks
+TRAIN, TEST = 70, 10  # records of the files that the tests write
 
 
 def write(path, content, *, packed=False):

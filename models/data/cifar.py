@@ -10,7 +10,7 @@ import pathlib
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from models.data import files, splits
+from . import files, splits
 
 _SHAPE = (32, 32, 3)
 _PIXELS = 32 * 32 * 3
@@ -113,11 +113,11 @@ def _checked(layout: _Layout, place: pathlib.Path, names: tuple[str, ...]) -> tu
 
 
 def _dataset(paths: tuple[str, ...], labels: int, *, examples: int, seed: int | None) -> tf.data.Dataset:
-    records = splits.shuffled(tf.data.FixedLengthRecordDataset(list(paths), labels + _PIXELS), examples, seed=seed)
-    return splits.decoded(records, functools.partial(_decode, labels=labels), examples=examples)
+    records = tf.concat([files.in_graph(path, record=labels + _PIXELS) for path in paths], 0)
 
+    def make(numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+        values = tf.gather(records, numbers)
+        pixels = tf.transpose(tf.reshape(values[:, labels:], [-1, 3, 32, 32]), [0, 2, 3, 1])  # [n, H, W, C]
+        return {'image': splits.scaled(pixels), 'label': tf.cast(values[:, labels - 1], tf.int64)}
 
-def _decode(records: tf.Tensor, *, labels: int) -> dict[str, tf.Tensor]:
-    values = tf.ensure_shape(tf.io.decode_raw(records, tf.uint8), [None, labels + _PIXELS])
-    pixels = tf.transpose(tf.reshape(values[:, labels:], [-1, 3, 32, 32]), [0, 2, 3, 1])  # [block, H, W, C]
-    return {'image': splits.scaled(pixels), 'label': tf.cast(values[:, labels - 1], tf.int64)}
+    return splits.made(make, examples, seed=seed)

@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from models.data import files, splits
+from . import files, splits
 
 _FILE = 'digits.csv.gz'
 _COLUMNS, _CLASSES, _INK = 65, 10, 16  # 64 pixels of 0..16 and the label
@@ -58,8 +58,11 @@ def _rows(path: pathlib.Path) -> np.ndarray:
 def _dataset(path: pathlib.Path, *, seed: int | None) -> tf.data.Dataset:
     rows = _rows(path)
     is_test = np.arange(len(rows)) % _TEST_EVERY == 0
-    # Bytes are the graph's constant (115 KB in all); the graph itself makes numbers of them when the iterator starts.
-    bytes_ = tf.constant(rows[is_test] if seed is None else rows[~is_test])
-    images = tf.cast(tf.reshape(bytes_[:, :-1], [-1, 8, 8, 1]), tf.float32) / _INK
-    examples = tf.data.Dataset.from_tensor_slices({'image': images, 'label': tf.cast(bytes_[:, -1], tf.int64)})
-    return splits.shuffled(examples, len(rows), seed=seed)
+    bytes_ = tf.constant(rows[is_test] if seed is None else rows[~is_test])  # the graph's constant: 115 KB in all
+
+    def make(numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+        chosen = tf.gather(bytes_, numbers)
+        images = tf.cast(tf.reshape(chosen[:, :-1], [-1, 8, 8, 1]), tf.float32) / _INK
+        return {'image': images, 'label': tf.cast(chosen[:, -1], tf.int64)}
+
+    return splits.made(make, bytes_.shape[0], seed=seed)

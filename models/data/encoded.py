@@ -1,7 +1,6 @@
 """Encoded images (JPEG, PNG, ...) in files of their own or as records of TFRecord files, read by number.
 
-Only the index is in memory: where each image is. The order of a pass is a permutation of its numbers (a cycle-walking
-cipher, tf.random.experimental.index_shuffle), so it is a full shuffle and yet a position holds no buffer of images.
+Only the index is in memory: where each image is. The order of a pass is one of its numbers, so a position holds no images.
 An image that can't be read or decoded is an error that names its file and record.
 """
 
@@ -19,7 +18,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from models.data import headers, splits
+from . import headers, splits
 
 _AT_ONCE = 16  # images being read at a time
 _TRIED = 100  # images looked at for their size
@@ -113,7 +112,7 @@ def dataset(index: Index, form: Form, *, seed: int | None) -> tf.data.Dataset:
         with tf.control_dependencies([tf.debugging.Assert(good, [_complaint(name(number), image, label, form)])]):
             return {'image': splits.scaled(tf.ensure_shape(image, form.shape)), 'label': tf.identity(label)}
 
-    numbers = _order(len(index), seed)
+    numbers = splits.order(len(index), seed=seed)
     found = numbers.interleave(one, cycle_length=_AT_ONCE, block_length=1, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return found.map(example).apply(tf.data.experimental.assert_cardinality(len(index)))
 
@@ -131,7 +130,8 @@ def faults(indices: Sequence[Index], form: Form) -> list[dict[int, str]]:
         with open(given, 'wb') as file:
             pickle.dump((indices, form), file)
         settings = {**os.environ, 'CUDA_VISIBLE_DEVICES': '', 'TF_CPP_MIN_LOG_LEVEL': '3', 'PYTHONPATH': str(_ROOT)}
-        command = [sys.executable, '-m', 'models.data.trial', given, found]
+        # -P: a folder `models` in the current one is somebody else's.
+        command = [sys.executable, '-P', '-m', f'{__package__}.trial', given, found]
         done = subprocess.run(command, env=settings, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f'Reading all images once failed with exit code {done.returncode}: {done.stderr[-2000:]}')
@@ -227,16 +227,6 @@ def _image(content: tf.Tensor, form: Form) -> tf.Tensor:
     first = (scaled - form.shape[:2]) // 2
     image = tf.slice(image, tf.concat([first, [0]], 0), form.shape)
     return tf.cast(tf.clip_by_value(tf.round(image), 0.0, 255.0), tf.uint8)
-
-
-def _order(images: int, seed: int | None) -> tf.data.Dataset:
-    """The numbers below `images`, in an order drawn from `seed`, another in each pass; None = rising."""
-    numbers = tf.data.Dataset.range(images)
-    if seed is None:
-        return numbers
-    keys = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2, drop_remainder=True).take(1)
-    last = tf.constant(images - 1, tf.int64)
-    return keys.flat_map(lambda key: numbers.map(lambda number: tf.random.experimental.index_shuffle(number, key, last)))
 
 
 def _namer(index: Index) -> Callable[[tf.Tensor], tf.Tensor]:

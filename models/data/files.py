@@ -6,6 +6,8 @@ import pathlib
 import zlib
 from collections.abc import Sequence
 
+import tensorflow.compat.v1 as tf
+
 
 @dataclasses.dataclass(frozen=True)
 class Content:
@@ -76,3 +78,18 @@ def check_labels(path: pathlib.Path, largest: int, classes: int) -> None:
     """Raises ValueError where a label is no class."""
     if largest >= classes:
         raise ValueError(f'{path}: expected labels 0..{classes - 1}, got {largest}; it is damaged or not the file of this dataset.')
+
+
+def in_graph(path: str | pathlib.Path, *, record: int, skip: int = 0) -> tf.Tensor:
+    """A file of records as uint8 [records, record], read once by each iterator whose dataset uses it, and held in memory.
+
+    Args:
+      path: a name that ends in .gz is uncompressed.
+      record: bytes of a record.
+      skip: bytes before the first one.
+    """
+    with tf.name_scope('file'):
+        content = tf.io.read_file(str(path))
+        if str(path).endswith('.gz'):
+            content = tf.io.decode_compressed(content, 'GZIP')
+        return tf.reshape(tf.io.decode_raw(content, tf.uint8)[skip:], [-1, record])

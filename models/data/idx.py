@@ -12,7 +12,7 @@ import pathlib
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from models.data import files, splits
+from . import files, splits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,17 +85,11 @@ def _read(place: pathlib.Path, stem: str, *, axes: int) -> tuple[files.Content, 
 
 
 def _dataset(pair: _Pair, *, seed: int | None) -> tf.data.Dataset:
-    images = _records(pair.images, math.prod(pair.size), axes=3)
-    labels = _records(pair.labels, 1, axes=1)
-    records = splits.shuffled(tf.data.Dataset.zip((images, labels)), pair.examples, seed=seed)
-    return splits.decoded(records, functools.partial(_decode, size=pair.size), examples=pair.examples)
+    images = files.in_graph(pair.images, skip=_header(3), record=math.prod(pair.size))
+    labels = files.in_graph(pair.labels, skip=_header(1), record=1)
 
+    def make(numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+        pixels = tf.reshape(tf.gather(images, numbers), [-1, *pair.size, 1])  # [n, H, W, 1]
+        return {'image': splits.scaled(pixels), 'label': tf.cast(tf.gather(labels, numbers)[:, 0], tf.int64)}
 
-def _records(path: pathlib.Path, size: int, *, axes: int) -> tf.data.Dataset:
-    compression = 'GZIP' if path.suffix == '.gz' else ''
-    return tf.data.FixedLengthRecordDataset(str(path), size, header_bytes=_header(axes), compression_type=compression)
-
-
-def _decode(images: tf.Tensor, labels: tf.Tensor, *, size: tuple[int, int]) -> dict[str, tf.Tensor]:
-    pixels = tf.reshape(tf.io.decode_raw(images, tf.uint8), [-1, *size, 1])  # [block, H, W, 1]
-    return {'image': splits.scaled(pixels), 'label': tf.cast(tf.io.decode_raw(labels, tf.uint8)[:, 0], tf.int64)}
+    return splits.made(make, pair.examples, seed=seed)

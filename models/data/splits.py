@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-SHUFFLE_BUFFER = 10000  # the buffer travels in each checkpoint, so it holds undecoded records and is kept modest
-LARGEST_BLOCK = 64
+_BLOCK = 256  # examples made at once, which costs a sixth of making them one by one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,27 +33,35 @@ class Splits:
     left_out: tuple[str, ...] = ()
 
 
-def shuffled(records: tf.data.Dataset, examples: int, *, seed: int | None) -> tf.data.Dataset:
-    """The records in an order drawn from `seed`, another in each pass; None keeps their order."""
-    return records if seed is None else records.shuffle(min(examples, SHUFFLE_BUFFER), seed=seed)
+def made(make: Callable[[tf.Tensor], Any], examples: int, *, seed: int | None) -> tf.data.Dataset:
+    """Examples made from their numbers, in an order drawn from `seed`, another in each pass; None = rising numbers.
 
-
-def decoded(records: tf.data.Dataset, decode: Callable[..., dict[str, tf.Tensor]], *, examples: int) -> tf.data.Dataset:
-    """Examples of `records`, decoded a block at a time, which costs a sixth of decoding one by one.
-
-    tf.data's batch and parallel map read ahead, and a batch that has met the end of its input forgets it: a position
-    saved then goes on with another shuffle in the next pass. So a block's size divides the number of examples, and
-    decoding stands in a flat_map, which never reads ahead.
+    The order is that of a cipher (`tf.random.experimental.index_shuffle`), so it is a full shuffle without a buffer: the position
+    of the dataset is a few bytes and costs nothing to save, however large it is. The blocks in which examples are made stand in
+    a flat_map, which never reads ahead: a position saved by something that does forgets the end of the pass.
 
     Args:
-      records: one example each.
-      decode: function from records [block, ...] to examples [block, ...]; without state.
-      examples: number of records.
+      make: function from numbers, int64 [n], to examples [n, ...] of any structure; without state.
+      examples: how many there are.
+      seed: of the order.
     """
-    block = max(size for size in range(1, LARGEST_BLOCK + 1) if examples % size == 0)
-    blocks = records.batch(block, drop_remainder=True)
-    made = blocks.flat_map(lambda *parts: tf.data.Dataset.from_tensor_slices(decode(*parts)))
-    return made.apply(tf.data.experimental.assert_cardinality(examples))
+    last = tf.constant(examples - 1, tf.int64)
+    firsts = tf.data.Dataset.range(0, examples, _BLOCK)
+    if seed is not None:
+        keys = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2, drop_remainder=True).take(1)
+        firsts = keys.flat_map(lambda key: firsts.map(lambda first: (first, key)))
+
+    def block(first: tf.Tensor, *key: tf.Tensor) -> tf.data.Dataset:
+        numbers = tf.range(first, tf.minimum(first + _BLOCK, last + 1))
+        return tf.data.Dataset.from_tensor_slices(make(tf.random.experimental.index_shuffle(numbers, *key, last) if key else numbers))
+
+    blocks = firsts.flat_map(block)
+    return blocks.apply(tf.data.experimental.assert_cardinality(examples))
+
+
+def order(examples: int, *, seed: int | None) -> tf.data.Dataset:
+    """The numbers below `examples` in the order that `made` gives."""
+    return made(lambda numbers: numbers, examples, seed=seed)
 
 
 def scaled(pixels: tf.Tensor) -> tf.Tensor:
