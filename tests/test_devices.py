@@ -50,12 +50,63 @@ def test_too_few_gpus_are_refused_with_the_ways_out(device, towers, gpus, messag
         ('auto', 4, 0, '4 towers on CPU devices as fake GPUs: no GPU was found.'),
         ('cpu', 4, 4, '4 towers on CPU devices as fake GPUs, as --device=cpu asks.'),
         ('auto', 1, 0, '1 tower on the CPU: no GPU was found.'),
-        ('auto', 2, 4, '2 towers on 2 GPUs.'),
-        ('gpu', 1, 1, '1 tower on 1 GPU.'),
+        ('auto', 2, 4, '2 towers on 2 GPUs: logical 0 = physical 0, logical 1 = physical 1.'),
+        ('gpu', 1, 1, '1 tower on 1 GPU: logical 0 = physical 0.'),
     ],
 )
 def test_the_note_says_where_and_why(device, towers, gpus, note):
     assert devices.place(config.DeviceConfig(num_gpus=towers, device=device), gpus=gpus).note == note
+
+
+@pytest.mark.parametrize(
+    ('options', 'gpus', 'shown', 'pairs', 'towers'),
+    [
+        ({'num_gpus': 2}, 4, None, ((0, 0), (1, 1)), GPU4[:2]),
+        ({'num_gpus': 2, 'visible_gpus': (5, 3)}, 8, None, ((5, 5), (3, 3)), GPU4[:2]),
+        ({'num_gpus': 1, 'visible_gpus': (7,)}, 2, '5, 7', ((1, 7),), GPU4[:1]),
+        ({'num_gpus': 2}, 3, '6,4,5', ((0, 6), (1, 4)), GPU4[:2]),
+        ({'num_gpus': 4, 'towers_per_gpu': 2}, 2, None, ((0, 0), (1, 1)), GPU4),
+        ({'num_gpus': 3, 'towers_per_gpu': 2, 'visible_gpus': (4, 1)}, 8, None, ((4, 4), (1, 1)), GPU4[:3]),
+        ({'num_gpus': 2, 'visible_gpus': (5, 7)}, 0, None, ((0, 5), (1, 7)), CPU4[:2]),
+        ({'num_gpus': 4, 'towers_per_gpu': 2}, 0, None, ((0, 0), (1, 1)), CPU4),
+    ],
+)
+def test_physical_numbers_are_those_of_the_machine(monkeypatch, options, gpus, shown, pairs, towers):
+    monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
+    if shown:
+        monkeypatch.setenv('CUDA_VISIBLE_DEVICES', shown)
+    placement = devices.place(config.DeviceConfig(**options), gpus=gpus)
+    assert placement.gpus == pairs
+    assert [tower.devices[0] for tower in placement.towers] == towers
+    if gpus or 'visible_gpus' in options:
+        assert all(f'logical {logical} = physical {number}' in placement.note for logical, (_, number) in enumerate(pairs))
+
+
+def test_a_gpu_that_is_not_visible_is_refused(monkeypatch):
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '4,5')
+    with pytest.raises(ValueError, match=r'^--visible_gpus=5,6: no GPU 6 is visible, only 4, 5; give physical numbers of these'):
+        devices.place(config.DeviceConfig(num_gpus=2, visible_gpus=(5, 6)), gpus=2)
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'visible_gpus': (1, 1), 'num_gpus': 2}, 'wants each number once, from 0 on'),
+        ({'visible_gpus': (1,), 'num_gpus': 2}, 'names 1, 2 towers with 1 on each need 2'),
+        ({'gpu_memory_fraction': 1.5}, 'above 0 and at most 1, got 1.5'),
+        ({'gpu_memory_fraction': 0.5, 'gpu_memory_limit_mb': 10}, 'two ways to say one thing'),
+        ({'gpu_thread_count': 2}, 'give --gpu_thread_mode=gpu_private'),
+        ({'towers_per_gpu': 0}, '--towers_per_gpu must be at least 1'),
+    ],
+)
+def test_options_that_can_not_be_right_together_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        config.DeviceConfig(**options)
+
+
+def test_xla_is_for_gpus():
+    with pytest.raises(ValueError, match='--xla compiles what runs on GPUs, got towers on the CPU'):
+        devices.place(config.DeviceConfig(xla=True), gpus=0)
 
 
 def test_without_a_count_tensorflow_is_asked():

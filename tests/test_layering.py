@@ -25,6 +25,7 @@ PARTS = {
     'holder': 'lock',
     'bundle': 'flight',
     'physical': 'devices',
+    'moved': 'devices',
     'process': 'session_config',
     'evaluator': 'evaluation',
     'results': 'evaluation',

@@ -5,6 +5,7 @@ own section only, which a `Config` is.
 """
 
 import dataclasses
+import math
 import re
 from typing import Literal
 
@@ -200,3 +201,13 @@ class Config(DeviceConfig, StrategyConfig, InputConfig, OptimizerConfig, RunConf
     def __post_init__(self) -> None:
         for section in SECTIONS:
             section.__post_init__(self)
+
+
+def evaluation_devices(config: Config) -> DeviceConfig:
+    """The devices of an evaluator: the run's options, with towers of its own, on the first of the run's GPUs."""
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(DeviceConfig)}
+    towers = config.eval_num_gpus
+    needed = math.ceil(towers / config.towers_per_gpu)
+    fields['visible_gpus'] = config.visible_gpus[:needed] if len(config.visible_gpus) >= needed else ()
+    fields['xla'] = config.xla and config.eval_device != 'cpu'
+    return DeviceConfig(**{**fields, 'num_gpus': towers, 'device': config.eval_device})

@@ -3,6 +3,7 @@
 import pathlib
 import re
 import sysconfig
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -34,7 +35,12 @@ def source_line(operation: tf.Operation) -> str | None:
 
     That is the innermost frame outside TensorFlow, Towers and Python itself.
     """
-    for frame in reversed(list(operation.traceback or ())):
+    return users_line(list(operation.traceback or ()))
+
+
+def users_line(frames: Sequence[Any]) -> str | None:
+    """The innermost of a stack's frames that is a user's, as 'file:line'."""
+    for frame in reversed(frames):
         filename = str(frame.filename)
         ours = filename.startswith((_TENSORFLOW, _LIBRARY, '<'))
         python = filename.startswith(_STANDARD) and 'site-packages' not in filename

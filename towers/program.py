@@ -9,10 +9,10 @@ import tensorflow.compat.v1 as tf
 
 from towers import config as config_lib
 from towers import randomness, structs
-from towers.graph import build, chain, devices, marks, optimizers, schedules, strategies, train_step
+from towers.graph import build, chain, devices, marks, moved, optimizers, schedules, strategies, train_step
 from towers.graph.reduce import central
 from towers.input import inputs
-from towers.run import flight, session_config
+from towers.run import flight, process
 
 DEFAULT_STEPS = 400
 _IMAGES = 3
@@ -61,10 +61,10 @@ def make(
       links: functions from Sum to Sum, the last links of the chain before the update.
 
     Raises:
-      ValueError: the model, the dataset and the configuration don't fit together.
+      ValueError: the model, the dataset and the configuration don't fit together, or `placement` is strict and not possible.
     """
     placement = devices.place(config)
-    proto = session_config.make(config, placement)
+    proto = process.claim(config, placement)
     graph = tf.Graph()
     with graph.as_default(), tf.device(placement.parameter_device):
         tf.set_random_seed(config.seed)
@@ -75,6 +75,7 @@ def make(
         step, recorder = _step(model, config, source, placement, _Given(count, rate, optimizer or optimizers.make(config), tuple(links)))
         with tf.name_scope('init'):
             init = tf.group(tf.global_variables_initializer(), tf.local_variables_initializer(), tf.tables_initializer())
+    moved.check(graph, proto, config)
     return Program(graph, step, placement, proto, steps, init, recorder)
 
 

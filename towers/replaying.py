@@ -14,7 +14,7 @@ from towers import errors, program, structs
 from towers.checkpoint import manifest, restore
 from towers.graph import devices, train_step
 from towers.run import bundle as bundle_lib
-from towers.run import flight, session_config
+from towers.run import flight, process
 
 _CONCISE_HEALTH = 3  # tensor_debug_mode: (id, size, number of -inf, of inf, of nan)
 _FLOATS = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
@@ -87,7 +87,7 @@ def replay(model: structs.Model, dataset: structs.Dataset, bundle: str, *, tower
         raise ValueError(f'{bundle} has towers 0 to {len(found.towers) - 1}, got tower {tower}; give one of them.')
     config = _config(found, device)
     placement = devices.place(config)
-    proto = session_config.make(config, placement)
+    proto = process.claim(config, placement)
     proto.graph_options.rewrite_options.disable_meta_optimizer = True  # each operation as it was written
     with tf.Graph().as_default(), tf.device(placement.parameter_device):
         tf.set_random_seed(config.seed)

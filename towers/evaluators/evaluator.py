@@ -15,10 +15,10 @@ from absl import logging
 from towers import config as config_lib
 from towers import errors, metrics, structs
 from towers.checkpoint import manifest, restore
-from towers.graph import build, devices, marks, strategies
+from towers.graph import build, devices, marks, moved, strategies
 from towers.graph.reduce import central
 from towers.input import inputs
-from towers.run import session, session_config, watchdog
+from towers.run import process, session, watchdog
 
 LOSS = 'loss'
 RESERVED = ('step', 'examples', LOSS, 'seconds', 'checkpoint', 'saved')
@@ -54,9 +54,9 @@ class Evaluator(contextlib.AbstractContextManager):
     """
 
     def __init__(self, model: structs.Model, dataset: structs.Dataset, config: config_lib.Config):
-        section = _device_config(config)
+        section = config_lib.evaluation_devices(config)
         self._placement = _place(section)
-        self._proto = session_config.make(section, self._placement)
+        self._proto = process.claim(section, self._placement)
         self._graph = tf.Graph()
         device, towers = self._placement.parameter_device, self._placement.towers
         with self._graph.as_default(), tf.device(device):
@@ -71,6 +71,7 @@ class Evaluator(contextlib.AbstractContextManager):
             self._tables = tf.tables_initializer()
             self._locals = tf.local_variables_initializer()
         self._graph.finalize()
+        moved.check(self._graph, self._proto, section)
         self._config = config
         self._folder = os.path.join(config.model_dir or '', 'eval', config.eval_name)
         self._open = contextlib.ExitStack()
@@ -157,15 +158,6 @@ class Evaluator(contextlib.AbstractContextManager):
 def _made(output: structs.TowerOutput) -> list[tf.Tensor | None]:
     """What a tower makes last."""
     return [output.output.loss, *(part for metric in output.metrics.values() for part in metric.sums)]
-
-
-def _device_config(config: config_lib.Config) -> config_lib.DeviceConfig:
-    return config_lib.DeviceConfig(
-        num_gpus=config.eval_num_gpus,
-        device=config.eval_device,
-        intra_op_threads=config.intra_op_threads,
-        inter_op_threads=config.inter_op_threads,
-    )
 
 
 def _place(section: config_lib.DeviceConfig) -> structs.Placement:

@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import config as config_lib
 from towers import structs
+from towers.graph import physical
 
 HOST = '/cpu:0'
 
@@ -14,24 +15,30 @@ def place(config: config_lib.DeviceConfig, *, gpus: int | None = None) -> struct
     """Gives each tower its device.
 
     `auto` takes GPUs where there is at least one, else CPU devices; several towers on the CPU have `/cpu:1`, `/cpu:2`, ...
-    and leave `/cpu:0` to the variables, a single one has `/cpu:0`.
+    and leave `/cpu:0` to the variables, a single one has `/cpu:0`. With `towers_per_gpu` the GPUs are virtual ones.
 
     Args:
       config: how many towers and on what.
-      gpus: number of GPUs of this machine; None = ask TensorFlow.
+      gpus: number of GPUs that CUDA shows of this machine; None = ask TensorFlow.
 
     Raises:
-      ValueError: GPUs are wanted and there are fewer than towers.
+      ValueError: GPUs are wanted and there are fewer than the towers need, or others than `visible_gpus`.
     """
     asked = config.num_gpus
     found = 0 if config.device == 'cpu' else len(tf.config.list_physical_devices('GPU')) if gpus is None else gpus
     if config.device == 'gpu' or found:
-        _require_gpus(asked, found)
-        return _placement([f'/gpu:{i}' for i in range(asked)], fake=False, note=f'{_count(asked)} on {_plural(asked, "GPU")}.')
+        _require_gpus(config, found)
+        taken = physical.gpus(config.visible_gpus, config.gpus_needed, shown=physical.shown(found))
+        note = f'{_count(asked)} on {_plural(len(taken), "GPU")}: {_numbers(taken)}.'
+        return _placement([f'/gpu:{i}' for i in range(asked)], fake=False, note=note, gpus=taken)
+    if config.xla:
+        raise ValueError('--xla compiles what runs on GPUs, got towers on the CPU; leave it out, or use --device=gpu.')
     devices = [f'/cpu:{i + 1}' for i in range(asked)] if asked > 1 else [HOST]
+    taken = tuple(enumerate(config.visible_gpus or range(config.gpus_needed)))
     what = 'CPU devices as fake GPUs' if asked > 1 else 'the CPU'
-    note = f'{_count(asked)} on {what}' + (', as --device=cpu asks.' if config.device == 'cpu' else ': no GPU was found.')
-    return _placement(devices, fake=True, note=note)
+    note = f'{_count(asked)} on {what}' + (', as --device=cpu asks' if config.device == 'cpu' else ': no GPU was found')
+    note += f'; {_numbers(taken)}.' if config.visible_gpus else '.'
+    return _placement(devices, fake=True, note=note, gpus=taken)
 
 
 def check_devices(session: tf.Session, placement: structs.Placement) -> None:
@@ -51,20 +58,25 @@ def check_devices(session: tf.Session, placement: structs.Placement) -> None:
         )
 
 
-def _require_gpus(asked: int, found: int) -> None:
+def _require_gpus(config: config_lib.DeviceConfig, found: int) -> None:
+    asked = config.gpus_needed
     if found >= asked:
         return
-    fewer = f'--num_gpus={found}, or ' if found else ''
+    fewer = f'--num_gpus={found * config.towers_per_gpu}, or ' if found else ''
     why = '' if found else ' (--verbose shows why TensorFlow finds none)'
-    fakes = 'fake GPUs' if asked > 1 else 'a tower'
+    fakes = 'fake GPUs' if config.num_gpus > 1 else 'a tower'
     raise ValueError(
         f'{_plural(asked, "GPU")} asked, {found} found{why}; use {fewer}--device=cpu for {fakes} on the CPU.',
     )
 
 
-def _placement(devices: Sequence[str], *, fake: bool, note: str) -> structs.Placement:
+def _placement(devices: Sequence[str], *, fake: bool, note: str, gpus: tuple[tuple[int, int], ...]) -> structs.Placement:
     towers = tuple(structs.Tower(index, (device,), HOST) for index, device in enumerate(devices))
-    return structs.Placement(towers, HOST, fake, note)
+    return structs.Placement(towers, HOST, fake, note, gpus)
+
+
+def _numbers(taken: Sequence[tuple[int, int]]) -> str:
+    return ', '.join(f'logical {logical} = physical {number}' for logical, (_, number) in enumerate(taken))
 
 
 def _matches(wanted: tf.DeviceSpec, found: tf.DeviceSpec) -> bool:

@@ -1,0 +1,105 @@
+"""The options that belong to the whole process: its first session fixes them, and a second set is an error.
+
+TensorFlow makes its GPU devices and its pools of threads once in a process, and ignores what later sessions ask for.
+"""
+
+import os
+import threading
+import traceback
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+from towers import config as config_lib
+from towers import errors, structs
+from towers.run import session_config
+
+_THREADS = {'intra_op_threads': 'intra_op_parallelism_threads', 'inter_op_threads': 'inter_op_parallelism_threads'}
+_GPUS = (
+    'towers_per_gpu', 'gpu_allow_growth', 'gpu_memory_fraction', 'gpu_memory_limit_mb', 'gpu_allocator',
+    'gpu_thread_mode', 'gpu_thread_count',
+)  # fmt: skip
+
+
+class Owner:
+    """The one owner of the options that a process has only once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._threads: tuple[dict[str, Any], dict[str, int], str] | None = None  # asked, as they are, where
+        self._gpus: tuple[dict[str, Any], str] | None = None
+
+    def claim(self, config: config_lib.DeviceConfig, placement: structs.Placement) -> tf.ConfigProto:
+        """The options of a session that is about to be made; see `claim`."""
+        place = _place()
+        proto = session_config.make(config, placement)
+        with self._lock:
+            if not placement.fake:
+                self._claim_gpus(config, placement, place)
+                os.environ.update(session_config.environment(config, placement))
+            self._claim_threads(config, proto, place)
+        return proto
+
+    def _claim_gpus(self, config: config_lib.DeviceConfig, placement: structs.Placement, place: str) -> None:
+        numbers = tuple(number for _, number in placement.gpus)
+        asked = {'visible_gpus': numbers, **{name: getattr(config, name) for name in _GPUS}}
+        if self._gpus is None:
+            self._gpus = asked, place
+        before, where = self._gpus
+        common = min(len(numbers), len(before['visible_gpus']))  # a session may take fewer or more, in the same order
+        first, second = ({**options, 'visible_gpus': options['visible_gpus'][:common]} for options in (before, asked))
+        _require_same(first, second, where, place)
+
+    def _claim_threads(self, config: config_lib.DeviceConfig, proto: tf.ConfigProto, place: str) -> None:
+        """Compares what is given; what isn't is set to what the process has, so that the options tell the truth."""
+        own = ('inter_op_threads',) if config.per_session_threads else ()
+        asked = {name: getattr(config, name) for name in _THREADS if name not in own and getattr(config, name) is not None}
+        if self._threads is None:
+            self._threads = asked, {name: getattr(proto, field) for name, field in _THREADS.items()}, place
+        before, real, where = self._threads
+        _require_same({name: before[name] for name in asked if name in before}, asked, where, place)
+        for name in _THREADS:
+            if name in own:
+                continue
+            if asked.get(name, real[name]) != real[name]:
+                logging.warning(
+                    "--%s=%d at %s has no effect: this process's threads were made by a session at %s, which left their number open.",
+                    name, asked[name], place, where,
+                )  # fmt: skip
+            setattr(proto, _THREADS[name], real[name])
+
+
+_owner = Owner()
+
+
+def claim(config: config_lib.DeviceConfig, placement: structs.Placement) -> tf.ConfigProto:
+    """The options of a session or server that is about to be made, the same for all sessions of a process where they must be.
+
+    Args:
+      config: what is asked.
+      placement: where the towers run.
+
+    Raises:
+      ValueError: other GPU options, or other threads, were given for an earlier session of this process; it names both places.
+    """
+    return _owner.claim(config, placement)
+
+
+def _require_same(before: dict[str, Any], asked: dict[str, Any], where: str, place: str) -> None:
+    other = [name for name in before if before[name] != asked[name]]
+    if other:
+        had, has = (', '.join(f'--{name}={_text(values[name])}' for name in other) for values in (before, asked))
+        raise ValueError(
+            f'This process had its options set at {where}: {had}; {place} asks for {has}. TensorFlow takes them once in a process; '
+            'give the same, or use a process of its own.'
+        )
+
+
+def _text(value: Any) -> str:
+    return ','.join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _place() -> str:
+    """The line, outside this library, that asks."""
+    return errors.users_line(traceback.extract_stack()) or 'an unknown place'
