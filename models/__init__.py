@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import towers
-from models import lenet, mlp, names, resnet
+
+from . import lenet, mlp, names, resnet
 
 __all__ = ['MODELS', 'RECIPES', 'build']
 

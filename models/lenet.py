@@ -7,7 +7,8 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 import towers
-from models import layers, losses
+
+from . import layers, losses
 
 # The rate falls after two epochs of MNIST's 60,000 and again after four; short runs and small data keep it.
 RECIPE: Mapping[str, Any] = {

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import tensorflow.compat.v1 as tf
 
 import towers
-from models import layers, losses
+
+from . import layers, losses
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,8 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 import towers
-from models import augment, layers, losses
+
+from . import augment, layers, losses
 
 # The paper's: batches of 128, rate 0.1 divided by 10 at 32,000 and 48,000 steps, weight decay as a penalty.
 RECIPE: Mapping[str, Any] = {

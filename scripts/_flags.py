@@ -67,6 +67,7 @@ def define() -> flags.FlagValues:
         Option('data_dir', None, "folder with the zoo dataset's files"),
         Option('max_bad_records', 0, 'damaged records or images to leave out, of tfrecord and images; more are an error', kind=int),
     )
+    _add_repeated(values, section, 'code_dir', 'folder of your own modules, before the current one; may be given again')
     _add_repeated(values, section, 'data_args', "further arguments of the zoo's dataset: size=64; may be given again")
     for part in config_lib.SECTIONS:
         hints = typing.get_type_hints(part)
@@ -194,11 +195,18 @@ def help_text(values: flags.FlagValues, doc: str) -> str:
 class Record(tf.train.SessionRunHook):
     """Writes the flags beside the checkpoints once a session is there, as a file that --flagfile reads.
 
-    An evaluation by another process learns from it which model and data it has before it.
+    An evaluation by another process, started in another folder, learns from it which model and data it has before it.
+
+    Args:
+      values: the flags.
+      model_dir: where to write.
+      instead: values to write for some flags instead of their own.
     """
 
-    def __init__(self, values: flags.FlagValues, model_dir: str) -> None:
-        self._text = values.flags_into_string()
+    def __init__(self, values: flags.FlagValues, model_dir: str, instead: Mapping[str, Sequence[str]]) -> None:
+        lines = [line for line in values.flags_into_string().splitlines() if line[2:].partition('=')[0] not in instead]
+        lines += [f'--{name}={value}' for name, chosen in instead.items() for value in chosen]
+        self._text = '\n'.join(lines) + '\n'
         self._path = os.path.join(model_dir, RECORD)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:

@@ -21,7 +21,7 @@ def main(values: flags.FlagValues) -> int:
     work = _zoo.load(values)
     config = _flags.to_config(values, work.recipe)
     model_dir = str(config.model_dir)
-    record = _flags.Record(values, model_dir)
+    record = _flags.Record(values, model_dir, work.record)
     with _tensorboard.beside(model_dir, wanted=config.tensorboard):
         result = towers.train(work.model, work.dataset, config, eval_dataset=work.eval_dataset, hooks=(record,))
     scores = {f'{config.eval_name} {name}': value for name, value in result.evaluation.items() if name not in ('step', 'examples')}

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 import models
-from scripts import _flags, _main, _zoo
+from scripts import _flags, _main, _own, _zoo
 from towers import config, errors
 
 
@@ -97,7 +97,7 @@ def test_a_flagfile_is_read_and_later_flags_win(tmp_path):
 def test_the_recorded_flags_come_back_and_the_command_line_wins(tmp_path):
     arguments = ['--num_gpus=2', '--boundaries=1,2', '--init_exclude=a,b', '--model_args=conv1=8', f'--model_dir={tmp_path}', '--images']
     values = parsed(*arguments)
-    _flags.Record(values, str(tmp_path)).after_create_session(None, None)
+    _flags.Record(values, str(tmp_path), {}).after_create_session(None, None)
     again = ['evaluate.py', f'--model_dir={tmp_path}', '--num_gpus=1', '--model_args=dense=16']
     found = _flags.with_record(_flags.define(), parsed(*again[1:]), again)
     assert _flags.to_config(found) == dataclasses.replace(_flags.to_config(values), num_gpus=1)
@@ -204,7 +204,28 @@ def test_what_is_not_there_is_named(own, arguments, message):
 
 def test_a_module_that_fails_to_import_shows_its_own_error(own):
     with pytest.raises(ModuleNotFoundError, match='not_there_at_all'):
-        _zoo.find('--model', 'own_broken:model')
+        _own.find('--model', 'own_broken:model')
+
+
+def test_a_folder_of_code_comes_first_and_one_that_is_gone_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, 'path', list(sys.path))
+    for name in ('first', 'second'):
+        (tmp_path / name / 'own_package').mkdir(parents=True)
+        (tmp_path / name / 'own_package' / '__init__.py').write_text(f'def where():\n    return {name!r}\n')
+    given = [str(tmp_path / name) for name in ('first', 'gone', 'second')]
+    work = _zoo.load(parsed('--dataset=own_package:where', *(f'--code_dir={folder}' for folder in given)))
+    assert work.dataset() == 'second'  # the last one given
+    assert work.record == {'code_dir': [str(tmp_path / 'second')]}
+    with pytest.raises(ValueError, match=r"no module 'not_own' in .*, in .*first, in .*gone .gone., in .*--code_dir=FOLDER"):
+        _zoo.load(parsed('--dataset=not_own:where', *(f'--code_dir={folder}' for folder in given)))
+    sys.modules.pop('own_package')
+
+
+def test_what_is_recorded_is_found_from_any_folder(tmp_path):
+    values = parsed('--data_dir=some/where', f'--code_dir={tmp_path}', '--seed=3')
+    _flags.Record(values, str(tmp_path), {'data_dir': ['/some/where'], 'code_dir': ['/a', '/b']}).after_create_session(None, None)
+    found = _flags.recorded(_flags.define(), values, str(tmp_path), ['evaluate.py', '--code_dir=/c'])
+    assert (found.data_dir, found.code_dir, found.seed) == ('/some/where', ['/a', '/b', '/c'], 3)
 
 
 def raised(function):

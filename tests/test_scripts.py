@@ -46,27 +46,31 @@ OWN = """
 import numpy as np
 import tensorflow.compat.v1 as tf
 import towers
+from models import LABELS
 
 
 def model(batch, *, training, width):
     table = tf.get_variable('table', [6, width])
-    frozen = tf.get_variable('frozen', [width, 2], trainable=False)
+    frozen = tf.get_variable('frozen', [width, LABELS], trainable=False)
     logits = tf.matmul(tf.nn.embedding_lookup(table, batch['id']), frozen)
     loss = tf.losses.sparse_softmax_cross_entropy(batch['label'], logits)
     return towers.ModelOutput(loss, metrics={'accuracy': towers.accuracy(batch['label'], logits)})
 
 
 def examples():
-    return tf.data.Dataset.from_tensor_slices({'id': np.arange(6), 'label': np.arange(6) % 2})
+    return tf.data.Dataset.from_tensor_slices({'id': np.arange(6), 'label': np.arange(6) % LABELS})
 """
 
 
-def test_a_users_model_and_data_train_resume_and_are_evaluated_from_their_folder(tmp_path):
-    (tmp_path / 'own_work.py').write_text(OWN)
-    what = ['--model=own_work:model', '--model_args=width=4', '--dataset=own_work:examples', '--eval_dataset=own_work:examples']
+def test_a_users_model_and_data_in_a_folder_named_like_the_zoo_train_resume_and_are_evaluated_from_elsewhere(tmp_path):
+    for folder in ('models', 'scripts', 'tests'):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / '__init__.py').write_text('LABELS = 2\n' if folder == 'models' else 'raise RuntimeError\n')
+    (tmp_path / 'models' / 'net.py').write_text(OWN)
+    what = ['--model=models.net:model', '--model_args=width=4', '--dataset=models.net:examples', '--eval_dataset=models.net:examples']
     command = [ROOT / 'scripts' / 'train.py', *what, '--num_gpus=2', '--global_batch_size=4', '--train_steps=3', '--device=cpu']
-    model_dir = 'runs/own_work.model-own_work.examples'
-    first = run(*command, cwd=tmp_path)
+    model_dir = 'runs/models.net.model-models.net.examples'
+    first = run(*command, '--evaluate', cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert '2 towers on CPU devices as fake GPUs, as --device=cpu asks.' in first.stderr.splitlines()[0]
     rows = dict(line.split(None, 2)[0::2] for line in first.stdout.splitlines() if line.startswith(('test ', 'run ')))
@@ -74,7 +78,10 @@ def test_a_users_model_and_data_train_resume_and_are_evaluated_from_their_folder
     assert 'steps          3 (3 in this run)' in first.stdout.splitlines()
     again = run(*command, cwd=tmp_path)
     assert (again.returncode, 'steps          3 (0 in this run)' in again.stdout.splitlines()) == (0, True)
-    evaluation = run(ROOT / 'scripts' / 'evaluate.py', f'--model_dir={model_dir}', cwd=tmp_path)
+    elsewhere = tmp_path / 'elsewhere'
+    (elsewhere / 'models').mkdir(parents=True)
+    (elsewhere / 'models' / 'net.py').write_text('raise RuntimeError\n')  # not the run's
+    evaluation = run(ROOT / 'scripts' / 'evaluate.py', f'--model_dir={tmp_path / model_dir}', cwd=elsewhere)
     assert evaluation.returncode == 0, evaluation.stderr
     found = dict(line.split() for line in evaluation.stdout.splitlines())
     assert (found['step'], found['examples'], set(found)) == ('3', '6', {'step', 'examples', 'loss', 'accuracy'})

@@ -8,8 +8,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from models import names
-from models.data import cifar, digits, idx, images, splits, synthetic, tfrecord
+from .. import names
+from . import cifar, digits, idx, images, splits, synthetic, tfrecord
 
 __all__ = ['DATASETS', 'Splits', 'load']
 

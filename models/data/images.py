@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 
-from models.data import encoded, files, splits
+from . import encoded, files, splits
 
 _ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.jxl')
 _TRAIN, _TEST = ('train', 'training'), ('test', 'val', 'validation', 'valid')

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from google.protobuf import message
 
-from models.data import encoded, files, framing, splits
+from . import encoded, files, framing, splits
 
 _KEYS = (('image/encoded', 'image/class/label'), ('image', 'label'))
 _SHARD = re.compile(r'^(.*)-(\d{5})-of-(\d{5})$')

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from models.data import encoded
+from . import encoded
 
 
 def faults(index: encoded.Index, form: encoded.Form) -> dict[int, str]:
