@@ -6,9 +6,12 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-L0 = {'structs', 'options', 'config', 'device_config', 'eval_config', 'metrics', 'randomness', 'errors'}
+L0 = {'structs', 'options', 'config', 'device_config', 'cluster_config', 'eval_config', 'metrics', 'randomness', 'errors'}
 L2 = {'strategies'}
-L3 = {'program', 'run_directory', 'starting', 'training', 'replaying', 'evaluator', 'results', 'evaluation', 'companion', 'exporting'}
+L3 = {
+    'program', 'run_directory', 'starting', 'training', 'replaying', 'evaluator', 'results', 'evaluation', 'companion', 'exporting',
+    'connecting', 'recovering',
+}  # fmt: skip
 # Folders whose files are stages of their own; in the others (checkpoint, hooks, reduce) all files together are one stage.
 ROOMS = {'input', 'graph', 'run', 'directory', 'evaluators'}
 # A stage is one file or one folder; a file here belongs to the stage it is named with.
@@ -25,6 +28,7 @@ PARTS = {
     'holder': 'lock',
     'bundle': 'flight',
     'physical': 'devices',
+    'machines': 'devices',
     'moved': 'devices',
     'process': 'session_config',
     'evaluator': 'evaluation',

@@ -7,16 +7,24 @@ own section only, which a `Config` is.
 import dataclasses
 import math
 import re
-from typing import Literal
+from typing import Any, Literal
 
-from towers import device_config, eval_config, options
+from towers import cluster_config, device_config, eval_config, options
 
 option = options.option
 require = options.require
 _at_least = options.at_least
 Section = options.Section
 DeviceConfig = device_config.DeviceConfig
+ClusterConfig = cluster_config.ClusterConfig
 EvalConfig = eval_config.EvalConfig
+
+
+def _shown(value: Any) -> str:
+    """A value as it is given to its flag."""
+    if isinstance(value, tuple):
+        return ','.join(part if isinstance(part, str) else f'{part:g}' for part in value)
+    return str(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,6 +74,23 @@ class InputConfig(Section):
         return size
 
 
+# Fields of the optimizer's section that mean something for some choices only: (the field that chooses, those choices).
+ONLY_FOR = {
+    'momentum': ('optimizer', ('momentum', 'nesterov', 'rmsprop')),
+    'beta1': ('optimizer', ('adam', 'adamw')),
+    'beta2': ('optimizer', ('adam', 'adamw')),
+    'rho': ('optimizer', ('rmsprop', 'adadelta')),
+    'epsilon': ('optimizer', ('adam', 'adamw', 'rmsprop', 'adadelta')),
+    'boundaries': ('schedule', ('piecewise',)),
+    'decay_rate': ('schedule', ('piecewise', 'exponential')),
+    'decay_every': ('schedule', ('exponential',)),
+    'staircase': ('schedule', ('exponential',)),
+    'decay_over': ('schedule', ('polynomial', 'cosine')),
+    'end_learning_rate': ('schedule', ('polynomial', 'cosine')),
+    'power': ('schedule', ('polynomial',)),
+}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Section):
     """Optimizer: the update and its learning rate."""
@@ -112,6 +137,18 @@ class OptimizerConfig(Section):
             self.schedule != 'exponential' or self.decay_every is not None,
             '--schedule=exponential needs --decay_every, got none; give e.g. --decay_every=1 --schedule_unit=epochs.',
         )
+        for field in dataclasses.fields(OptimizerConfig):
+            chooser, choices = ONLY_FOR.get(field.name, ('', ()))
+            value = getattr(self, field.name)
+            require(
+                not chooser or value == field.default or getattr(self, chooser) in choices,
+                f'--{field.name}={_shown(value)} is for --{chooser}={"|".join(choices)}, '
+                f'got --{chooser}={getattr(self, chooser or "schedule")}; leave it out, or choose one of those.',
+            )
+        require(
+            self.schedule_unit == 'steps' or self.schedule != 'constant' or self.warmup > 0,
+            f'--schedule_unit={self.schedule_unit} is for a schedule or a warm-up, got neither; give --schedule or --warmup, or leave it out.',
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,6 +175,10 @@ class RunConfig(Section):
     def __post_init__(self) -> None:
         _at_least(self, 0, 'grace_secs', 'step_timeout_secs')
         _at_least(self, 0, 'train_steps', 'train_secs', 'seed', 'nan_limit')
+        require(
+            self.nan_limit == RunConfig.nan_limit or self.nan_policy in ('skip', 'rollback'),
+            f'--nan_limit={self.nan_limit} is for --nan_policy=skip|rollback, got --nan_policy={self.nan_policy}; leave it out, or choose one.',
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,6 +202,11 @@ class CheckpointConfig(Section):
     def __post_init__(self) -> None:
         _at_least(self, 0, 'save_steps', 'save_secs', 'keep_hours')
         _at_least(self, 1, 'keep_checkpoints')
+        for name in ('init_exclude', 'init_rename'):
+            require(
+                not getattr(self, name) or self.init_checkpoint is not None,
+                f'--{name}={_shown(getattr(self, name))} is for a warm start, got no --init_checkpoint; give it too, or leave this out.',
+            )
         require(
             self.keep_best is None or re.fullmatch(r'[^:]+(:(min|max))?', self.keep_best) is not None,
             f'--keep_best wants a metric, or one with :min or :max, got {self.keep_best!r}; give e.g. --keep_best=accuracy.',
@@ -184,6 +230,7 @@ class ReportConfig(Section):
 
 SECTIONS: tuple[type[Section], ...] = (
     DeviceConfig,
+    ClusterConfig,
     StrategyConfig,
     InputConfig,
     OptimizerConfig,
@@ -195,7 +242,9 @@ SECTIONS: tuple[type[Section], ...] = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(DeviceConfig, StrategyConfig, InputConfig, OptimizerConfig, RunConfig, CheckpointConfig, ReportConfig, EvalConfig):
+class Config(
+    DeviceConfig, ClusterConfig, StrategyConfig, InputConfig, OptimizerConfig, RunConfig, CheckpointConfig, ReportConfig, EvalConfig
+):
     """Everything that a run can be asked for, flat: `Config(num_gpus=4, model_dir='runs/mine')`."""
 
     def __post_init__(self) -> None:

@@ -21,17 +21,26 @@ def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics
       seed: of the initial weights.
       statistics: how the towers' moving statistics become one.
     """
+    bring = variables.relay()
 
     @contextlib.contextmanager
     def scope(tower: structs.Tower) -> Iterator[variables.Localise]:
-        with variables.seen_as(lambda variable: variables.view(variable, tower.devices[0], scope=f'{tower.scope}/read')) as localise:
+        def read(variable: tf.Variable) -> tf.Tensor:
+            return variable.read_value() if same_machine(tower.host, parameter_device) else bring(variable, tower.host)
+
+        def look(variable: tf.Variable) -> tf.Variable:
+            return variables.view(variable, tower.devices[0], scope=f'{tower.scope}/read', read=read)
+
+        with variables.seen_as(look) as localise:
             with _model_scope(tower, lambda trainable: parameter_device, seed, localise):
                 yield variables.original
 
     def spread(total: structs.Sum, outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
         return [structs.Update(parameter_device, variables.rooted, total.gradients, total.variables, total.state)]
 
-    reduce = _reducer(parameter_device, statistics)
+    def reduce(outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Sum]:
+        return [central.total(outputs, device=parameter_device, statistics=statistics)]
+
     return structs.Strategy('parameter_server', scope, reduce, spread)
 
 
@@ -42,7 +51,7 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
     trainable stay single, on the parameter device.
 
     Args:
-      parameter_device: device string where gradients are summed.
+      parameter_device: device string of the variables that aren't trainable.
       seed: of the initial weights.
       statistics: how the towers' moving statistics become one.
     """
@@ -61,26 +70,40 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
             with _model_scope(tower, place, seed, localise):
                 yield lambda variable: own(variables.original(variable))
 
+    bring = variables.relay()
+
+    def at(gradient: structs.Gradient, tower: structs.Tower) -> structs.Gradient:
+        if gradient is None or same_machine(tower.host, gradient.device):
+            return gradient
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(bring(gradient.values, tower.host), bring(gradient.indices, tower.host), gradient.dense_shape)
+        return bring(gradient, tower.host)
+
     def spread(total: structs.Sum, outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
         return [
             structs.Update(
                 output.tower.devices[0],
                 variables.local if output.tower.index else variables.rooted,
-                total.gradients,
+                tuple(at(gradient, output.tower) for gradient in total.gradients),
                 output.variables,
                 () if output.tower.index else total.state,
             )
             for output in outputs
         ]
 
-    return structs.Strategy('mirrored', scope, _reducer(parameter_device, statistics), spread)
+    def reduce(outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Sum]:
+        return [central.total(outputs, device=outputs[0].tower.host, statistics=statistics)]  # beside the canonical copies
+
+    return structs.Strategy('mirrored', scope, reduce, spread)
+
+
+def same_machine(device: str, other: str) -> bool:
+    """Whether two devices are of one process, so that nothing crosses a network between them."""
+    specs = [tf.DeviceSpec.from_string(name) for name in (device, other)]
+    return (specs[0].job, specs[0].task) == (specs[1].job, specs[1].task)
 
 
 STRATEGIES: dict[str, Callable[..., structs.Strategy]] = {'parameter_server': parameter_server, 'mirrored': mirrored}
-
-
-def _reducer(device: str, statistics: Statistics) -> Callable[[Sequence[structs.TowerOutput]], Sequence[structs.Sum]]:
-    return lambda outputs: [central.total(outputs, device=device, statistics=statistics)]
 
 
 @contextlib.contextmanager

@@ -18,7 +18,14 @@ from towers.graph import reseeding
 Localise = Callable[[tf.Variable], tf.Variable]
 
 
-def view(variable: tf.Variable, device: str, *, scope: str = 'read', name: str | None = None) -> tf.Variable:
+def view(
+    variable: tf.Variable,
+    device: str,
+    *,
+    scope: str = 'read',
+    name: str | None = None,
+    read: Callable[[tf.Variable], tf.Tensor] | None = None,
+) -> tf.Variable:
     """The same variable, whose dense value crosses to `device` once a step however often it is used.
 
     The view stays a variable: `assign` writes the original, and gathers go to the table itself, so that a table is
@@ -29,6 +36,7 @@ def view(variable: tf.Variable, device: str, *, scope: str = 'read', name: str |
       device: device string of the reader.
       scope: name scope of the read.
       name: what the view calls itself, as TensorFlow does with ':0'; None = the variable's name.
+      read: gives the value that is brought to the device; None = a read of the variable.
     """
     scope = f'{scope}/{variable.op.name}/'
 
@@ -36,13 +44,28 @@ def view(variable: tf.Variable, device: str, *, scope: str = 'read', name: str |
     def value() -> tf.Tensor:
         # The first use may lie inside a function or a branch, whose tensors nobody else can use: read outside it.
         with variable.graph.as_default(), tf.control_dependencies(None), tf.name_scope(scope), tf.device(None), tf.device(device):
-            return tf.identity(variable.read_value(), name='to_tower')
+            return tf.identity(variable.read_value() if read is None else read(variable), name='to_tower')
 
     original_type: Any = type(variable)
     kind = _view_class(original_type)
     made = kind.__new__(kind)
     made.__dict__.update(variable.__dict__, _towers_value=value, _towers_name=name or variable.name, _towers_original=variable)
     return made
+
+
+def relay() -> Callable[[tf.Tensor | tf.Variable, str], tf.Tensor]:
+    """A function that brings a value to the CPU of a machine, once for all who ask for it there."""
+    here: dict[tuple[str, str], tf.Tensor] = {}
+
+    def bring(value: tf.Tensor | tf.Variable, host: str) -> tf.Tensor:
+        is_variable = hasattr(value, 'handle')
+        key = ((value.handle if is_variable else value).name, host)
+        if key not in here:
+            with tf.control_dependencies(None), tf.name_scope(f'relay/{value.op.name}/'), tf.device(None), tf.device(host):
+                here[key] = tf.identity(value.read_value() if is_variable else value, name='to_machine')
+        return here[key]
+
+    return bring
 
 
 def original(variable: tf.Variable) -> tf.Variable:

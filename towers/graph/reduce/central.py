@@ -1,13 +1,20 @@
-"""The towers' outputs added on one device: the classic way, deterministic in its order."""
+"""The towers' outputs added on one device: the classic way, deterministic in its order.
+
+What the towers of one machine made is added on its own CPU first, where there are several machines, so that one tensor
+crosses for each sum and machine, whatever its number of towers.
+"""
 
 import collections
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import structs
+
+Machines: TypeAlias = Mapping[str, Sequence[int]]  # a machine's CPU -> the places of its towers
 
 
 def total(outputs: Sequence[structs.TowerOutput], *, device: str, statistics: Literal['mean', 'first'] = 'mean') -> structs.Sum:
@@ -20,25 +27,45 @@ def total(outputs: Sequence[structs.TowerOutput], *, device: str, statistics: Li
     """
     variables = outputs[0].variables
     gradients = []
+    machines = _machines(outputs)
     with tf.device(device), tf.name_scope('sum'):
         for index, variable in enumerate(variables):
             with tf.name_scope(variable.op.name):
-                gradients.append(add([output.gradients[index] for output in outputs], variable))
-        examples = _add([output.examples for output in outputs])
+                gradients.append(_add_gradients([output.gradients[index] for output in outputs], variable, machines))
+        examples = _total([output.examples for output in outputs], machines)
         return structs.Sum(
             gradients=tuple(gradients),
             variables=variables,
-            weight=tf.constant(1.0) if normalised(outputs) else _add([output.weight for output in outputs]),
-            loss=_add([_weighted_loss(output) for output in outputs]),
-            state=_state(outputs, examples, statistics),
+            weight=tf.constant(1.0) if normalised(outputs) else _total([output.weight for output in outputs], machines),
+            loss=_total([_weighted_loss(output) for output in outputs], machines),
+            state=_state(outputs, examples, statistics, machines),
             examples=examples,
-            metrics=add_metrics([output.metrics for output in outputs]),
+            metrics=add_metrics([output.metrics for output in outputs], machines),
         )
 
 
 def normalised(outputs: Sequence[structs.TowerOutput]) -> bool:
     """Whether the towers' weights are shares of one batch, which add up to 1, and not the model's own counts."""
     return all(output.output.weight is None for output in outputs)
+
+
+def _machines(outputs: Sequence[structs.TowerOutput]) -> Machines:
+    """The places of each machine's towers, by its CPU's device; empty where there is one machine only."""
+    places: dict[str, list[int]] = {}
+    for place, output in enumerate(outputs):
+        places.setdefault(output.tower.host, []).append(place)
+    return places if len(places) > 1 else {}
+
+
+def _add_gradients(gradients: Sequence[structs.Gradient], variable: tf.Variable, machines: Machines) -> structs.Gradient:
+    """The sum of one variable's gradients, on each machine and then over them."""
+    partial = list(gradients) if not machines else []
+    for host, places in machines.items():
+        column = [gradients[place] for place in places]
+        if any(gradient is not None for gradient in column):
+            with tf.device(host):
+                partial.append(add(column, variable))
+    return add(partial, variable)
 
 
 def add(gradients: Sequence[structs.Gradient], variable: tf.Variable) -> structs.Gradient:
@@ -63,10 +90,12 @@ def dense(gradient: tf.Tensor | tf.IndexedSlices, variable: tf.Variable) -> tf.T
     return tf.scatter_nd(rows, gradient.values, tf.shape(variable, out_type=tf.int64))
 
 
-def add_metrics(metrics: Sequence[Mapping[str, structs.Metric]]) -> dict[str, structs.Metric]:
-    """Metrics of several towers as one: their sums are added."""
+def add_metrics(metrics: Sequence[Mapping[str, structs.Metric]], machines: Machines | None = None) -> dict[str, structs.Metric]:
+    """Metrics of several towers as one: their sums are added, on each of several `machines` first."""
     return {
-        name: structs.Metric(tuple(_add(list(parts)) for parts in zip(*[m[name].sums for m in metrics], strict=True)), first.result)
+        name: structs.Metric(
+            tuple(_total(list(parts), machines or {}) for parts in zip(*[m[name].sums for m in metrics], strict=True)), first.result
+        )
         for name, first in metrics[0].items()
     }
 
@@ -75,12 +104,26 @@ def _add(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tensors[0] if len(tensors) == 1 else tf.add_n(tensors)
 
 
+def _total(tensors: Sequence[tf.Tensor], machines: Machines) -> tf.Tensor:
+    """The sum of one tensor of each tower."""
+    known: list[Any] = [tf.get_static_value(tensor) for tensor in tensors] if machines else [None]
+    if all(value is not None for value in known):
+        return tf.constant(sum(known), tensors[0].dtype)
+    partial = list(tensors) if not machines else []
+    for host, places in machines.items():
+        with tf.device(host):
+            partial.append(_add([tensors[place] for place in places]))
+    return _add(partial)
+
+
 def _weighted_loss(output: structs.TowerOutput) -> tf.Tensor:
     with tf.device(output.tower.devices[0]):
         return tf.math.multiply_no_nan(output.output.loss, output.weight)
 
 
-def _state(outputs: Sequence[structs.TowerOutput], examples: tf.Tensor, statistics: str) -> tuple[structs.StateWrite, ...]:
+def _state(
+    outputs: Sequence[structs.TowerOutput], examples: tf.Tensor, statistics: str, machines: Machines
+) -> tuple[structs.StateWrite, ...]:
     """One write for each of tower 0's, its value the towers' mean weighted by examples; what isn't a float is tower 0's.
 
     Raises:
@@ -98,7 +141,9 @@ def _state(outputs: Sequence[structs.TowerOutput], examples: tf.Tensor, statisti
     for target, write in towers[0].items():
         value = write.value
         if statistics == 'mean' and value.dtype.is_floating and len(outputs) > 1:
-            value = _add([_share(output, writes[target].value, examples) for output, writes in zip(outputs, towers, strict=True)])
+            value = _total(
+                [_share(output, writes[target].value, examples) for output, writes in zip(outputs, towers, strict=True)], machines
+            )
         made.append(structs.StateWrite(write.variable, write.kind, value))
     return tuple(made)
 
@@ -116,5 +161,9 @@ def _by_target(state: Sequence[structs.StateWrite]) -> dict[tuple[str, str, int]
 
 def _share(output: structs.TowerOutput, value: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
     with tf.device(output.tower.devices[0]):
-        share = tf.cast(output.examples, tf.float32) / tf.cast(examples, tf.float32)
+        own, whole = (tf.get_static_value(count) for count in (output.examples, examples))
+        if own is None or whole is None:
+            share = tf.cast(output.examples, tf.float32) / tf.cast(examples, tf.float32)
+        else:  # a constant of its own, so that nothing crosses devices for it
+            share = tf.constant(np.float32(own) / np.float32(whole))
         return tf.math.multiply_no_nan(value, tf.cast(share, value.dtype))

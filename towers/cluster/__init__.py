@@ -1,0 +1,1 @@
+"""Several machines: who they are, their servers, what they say of themselves, and how a lost one is noticed."""

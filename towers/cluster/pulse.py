@@ -1,0 +1,67 @@
+"""The master's sign of life, written on every server of its run, and what it learns of them by the way."""
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from towers.cluster import board, spec
+
+BEAT_SECS = 1.0
+SILENT_SECS = 7.0  # without a beat a worker takes the master for gone
+_TRY_SECS = 3.0
+_LAST_SECS = 3.0
+MASTER, BEAT, OVER = 'master', 'beat', 'over'
+
+
+class Pulse(contextlib.AbstractContextManager):
+    """Beats on every task while the `with` block lasts, and tells them that the run is over when it ends well.
+
+    Args:
+      tasks: all but the master.
+    """
+
+    def __init__(self, tasks: Sequence[spec.Task]):
+        self._tasks = tuple(tasks)
+        self._life = uuid.uuid4().hex
+        self._ends = threading.Event()
+        self._over = False
+        self._threads = [threading.Thread(target=self._beat, args=(task,), name=f'towers-pulse-{task}', daemon=True) for task in tasks]
+
+    def __enter__(self) -> 'Pulse':
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join(_LAST_SECS)
+
+    def finish(self) -> None:
+        """Says that the run is over, so that the servers shall end with the block."""
+        self._over = True
+
+    def _beat(self, task: spec.Task) -> None:
+        number = 0
+        with contextlib.ExitStack() as kept:
+            writer = kept.enter_context(board.Board(task, timeout_secs=_TRY_SECS))
+            while not self._ends.is_set():
+                number += 1
+                started = time.monotonic()
+                try:
+                    writer.write(board.ORDERS, self._orders(number))
+                except tf.errors.OpError:  # gone, frozen, or another one by now: a connection outlives no server
+                    kept.close()
+                    writer = kept.enter_context(board.Board(task, timeout_secs=_TRY_SECS))
+                self._ends.wait(max(0.05, BEAT_SECS - (time.monotonic() - started)))
+            if self._over:
+                with contextlib.suppress(tf.errors.OpError):
+                    writer.write(board.ORDERS, {**self._orders(number + 1), OVER: True})
+
+    def _orders(self, number: int) -> Mapping[str, Any]:
+        return {MASTER: self._life, BEAT: number}
