@@ -22,6 +22,7 @@ PARTS = {
     'positions': 'inputs',
     'writes': 'build',
     'fetching': 'session',
+    'calling': 'session',
     'signals': 'session',
     'watchdog': 'session',
     'marks': 'session',

@@ -15,6 +15,7 @@ import time
 
 import pytest
 
+from towers import identity
 from towers.directory import holder, lock
 
 RACER = str(pathlib.Path(__file__).with_name('lock_racer.py'))
@@ -92,7 +93,7 @@ def test_a_later_process_of_the_same_number_is_not_the_holder(tmp_path):
 
 
 def test_a_holder_whose_start_the_system_does_not_say_lives_while_its_number_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(holder, '_PROC', pathlib.Path('/nowhere'))
+    monkeypatch.setattr(identity, '_PROC', pathlib.Path('/nowhere'))
     assert holder.this_process(1).lives_here and holder.this_process(1).started is None
     ended = subprocess.Popen([sys.executable, '-c', ''])
     ended.wait()

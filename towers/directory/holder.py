@@ -3,17 +3,16 @@
 import dataclasses
 import json
 import os
-import pathlib
 import re
 import socket
 import time
 import uuid
 
+from towers import identity
+
 LOCK = re.compile(r'writer-(\d+)\.json')
 GONE = (FileNotFoundError, NotADirectoryError)
 _ATTEMPTS = 100
-_DEAD = -1
-_PROC = pathlib.Path('/proc')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,12 +45,12 @@ class Holder:
     @property
     def is_here(self) -> bool:
         """Whether its process numbers are this system's."""
-        return self.machine == _machine()
+        return self.machine == identity.machine()
 
     @property
     def lives_here(self) -> bool:
         """Whether its process, not a later one of the same number, runs on this system."""
-        return _start_of(self.pid) in (self.started, None)
+        return identity.lives(self.pid, self.started)
 
     def content(self) -> bytes:
         """The lock file that says all this."""
@@ -65,8 +64,8 @@ def this_process(generation: int) -> Holder:
         generation=generation,
         host=socket.gethostname(),
         pid=pid,
-        started=_start_of(pid),
-        machine=_machine(),
+        started=identity.start_of(pid),
+        machine=identity.machine(),
         since=time.time(),
         token=uuid.uuid4().hex,
     )
@@ -112,36 +111,3 @@ def changed(path: str) -> float:
             return os.fstat(file.fileno()).st_mtime
     except GONE:
         return 0.0
-
-
-def _machine() -> str:
-    """The running system and its space of process numbers; two containers on one machine have two."""
-    try:
-        boot = (_PROC / 'sys/kernel/random/boot_id').read_text().strip()
-        return f'{boot} {os.readlink(_PROC / "self/ns/pid")}'
-    except OSError:
-        return socket.gethostname()
-
-
-def _start_of(pid: int) -> int | None:
-    """When a process started, in clock ticks since the system did; None where the system doesn't say, -1 for none or a dead one."""
-    try:
-        state, *fields = (_PROC / str(pid) / 'stat').read_text().rpartition(')')[2].split()
-    except ProcessLookupError:
-        return _DEAD
-    except OSError:
-        return None if _exists(pid) else _DEAD
-    return _DEAD if state in 'ZX' else int(fields[18])
-
-
-def _exists(pid: int) -> bool:
-    """For systems whose /proc is not there, or hides the processes of others."""
-    if pid <= 0:  # a group of processes, to `kill`
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
