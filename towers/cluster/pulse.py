@@ -19,7 +19,7 @@ MASTER, BEAT, OVER = 'master', 'beat', 'over'
 
 
 class Pulse(contextlib.AbstractContextManager):
-    """Beats on every task while the `with` block lasts, and tells them that the run is over when it ends well.
+    """Beats on every task from `start` to the end of the `with` block, and then tells them if the run is over.
 
     Args:
       tasks: all but the master.
@@ -32,15 +32,16 @@ class Pulse(contextlib.AbstractContextManager):
         self._over = False
         self._threads = [threading.Thread(target=self._beat, args=(task,), name=f'towers-pulse-{task}', daemon=True) for task in tasks]
 
-    def __enter__(self) -> 'Pulse':
-        for thread in self._threads:
-            thread.start()
-        return self
-
     def __exit__(self, *error: Any) -> None:
         self._ends.set()
         for thread in self._threads:
-            thread.join(_LAST_SECS)
+            if thread.ident is not None:
+                thread.join(_LAST_SECS)
+
+    def start(self) -> None:
+        """Begins to beat."""
+        for thread in self._threads:
+            thread.start()
 
     def finish(self) -> None:
         """Says that the run is over, so that the servers shall end with the block."""

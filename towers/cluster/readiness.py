@@ -46,10 +46,7 @@ def wait(tasks: Sequence[spec.Task], own: Card, secs: float, stop: threading.Eve
       ValueError: a task is of another run, or of other versions.
     """
     found, missing = answers(tasks, secs, stop)
-    for task, card in found.items():
-        refused = server.problem(dict(own), dict(card))
-        if refused:
-            raise ValueError(f'{task} can not take part: {refused}.')
+    require(found, own)
     if missing and not stop.is_set():
         lines = '; '.join(f'{task} ({why})' for task, why in missing.items())
         raise spec.ClusterError(
@@ -57,6 +54,18 @@ def wait(tasks: Sequence[spec.Task], own: Card, secs: float, stop: threading.Eve
             '--worker_hosts, or let its port through.'
         )
     return found
+
+
+def require(found: Mapping[spec.Task, Card], own: Card) -> None:
+    """Makes sure that tasks belong to this run.
+
+    Raises:
+      ValueError: a task is of another run, or of other versions.
+    """
+    for task, card in found.items():
+        refused = server.problem(own, card)
+        if refused:
+            raise ValueError(f'{task} can not take part: {refused}.')
 
 
 def answers(tasks: Sequence[spec.Task], secs: float, stop: threading.Event) -> tuple[dict[spec.Task, Card], dict[spec.Task, str]]:

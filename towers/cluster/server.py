@@ -8,6 +8,7 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -78,7 +79,7 @@ def card(cluster: spec.Cluster, task: spec.Task, proto: tf.ConfigProto) -> dict[
     }
 
 
-def problem(own: dict[str, Any], other: dict[str, Any]) -> str | None:
+def problem(own: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """Why a server with the card `other` can't be of the run whose master has the card `own`; None = it can."""
     if other['token'] != own['token']:
         return (

@@ -1,0 +1,170 @@
+"""Where a program runs: on this machine, or on the machines of a cluster once they all answer."""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+from towers import config as config_lib
+from towers import structs
+from towers.cluster import pulse, readiness, server, spec
+from towers.graph import devices, machines
+from towers.run import process, remote
+
+_STEP_SECS = 600.0  # where no limit is given
+_FIRST_STEPS = 10  # so many of them for what TensorFlow does before the first step
+_SESSION_SECS = 10.0  # one attempt to make a session
+_CHANNELS = 4  # connections to each machine: one alone does not fill a fast network
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """Where a program runs.
+
+    Attributes:
+      placement: devices of the towers and the variables.
+      proto: the session's options.
+      target: of the server that the session is made on; empty = this process alone.
+      step_secs: limit of a step in the runtime's own count, ten times as much for the first; only with a target.
+    """
+
+    placement: structs.Placement
+    proto: tf.ConfigProto
+    target: str = ''
+    step_secs: float = 0.0
+
+    def session(self, graph: tf.Graph) -> tf.Session:
+        """A session that runs `graph` here."""
+        if self.target:
+            return remote.RemoteSession(self.target, graph, self.proto, self.step_secs)
+        return tf.Session(graph=graph, config=self.proto)
+
+
+def local(config: config_lib.DeviceConfig) -> Site:
+    """The towers on this machine.
+
+    Raises:
+      ValueError: there are fewer devices than are asked for.
+    """
+    placement = devices.place(config)
+    return Site(placement, process.claim(config, placement))
+
+
+class Link:
+    """The master's hold on the other tasks of its cluster.
+
+    Args:
+      config: what was asked.
+      cluster: all tasks.
+      beating: the signs of life that it gives.
+      stop: ends waits when set.
+    """
+
+    def __init__(self, config: config_lib.Config, cluster: spec.Cluster, beating: pulse.Pulse, stop: threading.Event):
+        self._config, self._cluster, self._pulse, self._stop = config, cluster, beating, stop
+        self._server, self._card = started(config, cluster, cluster.master)
+        self._cards: dict[spec.Task, readiness.Card] = {}
+
+    def ready(self) -> None:
+        """Waits for all tasks, and takes note of which processes they are.
+
+        Raises:
+          ClusterError: one is absent.
+          ValueError: one is of another run, or has other versions.
+        """
+        self._cards = readiness.wait(self._cluster.others, self._card, self._config.connect_timeout_secs, self._stop)
+
+    def site(self) -> Site:
+        """The towers on all machines.
+
+        Raises:
+          ValueError: a machine has fewer devices than are asked for.
+        """
+        found = [self._machine(task) for task in self._cluster.workers]
+        placement = machines.place(self._config, found, master=self._cluster.master.device)
+        step_secs = self._config.step_timeout_secs or _STEP_SECS
+        return Site(placement, _options(placement, _FIRST_STEPS * step_secs), self._server.target, step_secs)
+
+    def lost(self) -> dict[spec.Task, str]:
+        """The tasks that don't answer, or are another process than when they were `ready`, and why; empty = none."""
+        found, silent = readiness.answers(self._cluster.others, pulse.BEAT_SECS * 3, self._stop)
+        restarted = {task: 'it was started again' for task, card in found.items() if card['life'] != self._cards[task]['life']}
+        return {**silent, **restarted}
+
+    def back(self) -> None:
+        """Waits until all tasks answer, and a session with all of them can be made.
+
+        Raises:
+          ClusterError: one does not within `worker_grace_secs`.
+          ValueError: one is of another run, or has other versions.
+        """
+        found, silent = readiness.answers(self._cluster.others, self._config.worker_grace_secs, self._stop)
+        if silent and not self._stop.is_set():
+            lines = '; '.join(f'{task} ({why})' for task, why in silent.items())
+            raise spec.ClusterError(f'Not back within {self._config.worker_grace_secs:g} s (--worker_grace_secs): {lines}.')
+        readiness.require(found, self._card)
+        self._cards.update(found)
+        if not readiness.retried(self._list, self._config.worker_grace_secs, self._stop) and not self._stop.is_set():
+            raise spec.ClusterError('All tasks answer, but no session over all of them could be made.')
+
+    def finish(self) -> None:
+        """Says that the run is over, so that every server ends."""
+        self._pulse.finish()
+
+    def _list(self) -> None:
+        options = _remote(tf.ConfigProto(), _SESSION_SECS)
+        with tf.Graph().as_default() as graph, tf.Session(self._server.target, graph=graph, config=options) as session:
+            session.list_devices()
+
+    def _machine(self, task: spec.Task) -> machines.Machine:
+        card = self._card if task == self._cluster.master else self._cards[task]
+        return machines.Machine(task.device, str(task), int(card['gpus']), int(card['cpus']))
+
+
+def started(config: config_lib.DeviceConfig, cluster: spec.Cluster, task: spec.Task) -> tuple[tf.train.Server, Mapping[str, Any]]:
+    """This process's server, with the devices that its task needs, and its card.
+
+    Raises:
+      ValueError: the port is taken, or there are fewer devices than asked for.
+    """
+    if task not in cluster.workers:
+        config = config_lib.DeviceConfig(
+            num_gpus=1, device='cpu', intra_op_threads=config.intra_op_threads, inter_op_threads=config.inter_op_threads
+        )
+    return server.start(cluster, task, process.claim(config, devices.place(config)))
+
+
+@contextlib.contextmanager
+def connected(config: config_lib.Config, stop: threading.Event) -> Iterator[Link | None]:
+    """The cluster that the configuration names, all of whose tasks are there; None where it names none.
+
+    Raises:
+      ClusterError: a task is absent.
+      ValueError: a port is taken, or a task is of another run, or has other versions.
+    """
+    cluster = spec.of(config)
+    if cluster is None:
+        yield None
+        return
+    with pulse.Pulse(cluster.others) as beating:
+        link = Link(config, cluster, beating, stop)
+        link.ready()
+        beating.start()
+        logging.info('All %d other tasks are there.', len(cluster.others))
+        yield link
+
+
+def _options(placement: structs.Placement, secs: float) -> tf.ConfigProto:
+    """A session's options; devices, memory and threads are those of the servers."""
+    return _remote(tf.ConfigProto(allow_soft_placement=not placement.fake), secs)
+
+
+def _remote(proto: tf.ConfigProto, secs: float) -> tf.ConfigProto:
+    proto.operation_timeout_in_ms = int(1000 * secs)
+    proto.rpc_options.use_rpc_for_inprocess_master = True  # no limit holds otherwise
+    proto.rpc_options.num_channels_per_target = _CHANNELS
+    return proto

@@ -1,0 +1,42 @@
+"""A session on a server, whose steps have a limit in the runtime's own count."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+
+class RemoteSession(tf.Session):
+    """A session whose prepared callables end with a DeadlineExceededError where a machine does not answer.
+
+    The first call of each may take as long as any operation (`operation_timeout_in_ms`), since TensorFlow prepares itself.
+
+    Args:
+      target: of the server.
+      graph: to run.
+      proto: options, with `operation_timeout_in_ms`.
+      step_secs: limit of each later call.
+    """
+
+    def __init__(self, target: str, graph: tf.Graph, proto: tf.ConfigProto, step_secs: float) -> None:
+        super().__init__(target, graph=graph, config=proto)
+        self._limit_ms = int(1000 * step_secs)
+
+    def make_callable(self, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Callable[..., Any]:
+        """As in TensorFlow; options given by the caller replace the limit, unless they leave it open."""
+        prepared = super().make_callable(fetches, feed_list, accept_options=True)
+        usual = tf.RunOptions(timeout_in_ms=self._limit_ms)
+        called = False
+
+        def call(*args: Any, options: tf.RunOptions | None = None, run_metadata: tf.RunMetadata | None = None) -> Any:
+            nonlocal called
+            if called and options is None:
+                options = usual
+            elif called and not options.timeout_in_ms:
+                given, options = options, tf.RunOptions(timeout_in_ms=self._limit_ms)
+                options.MergeFrom(given)
+            result = prepared(*args, options=options, run_metadata=run_metadata)
+            called = True
+            return result
+
+        return call
