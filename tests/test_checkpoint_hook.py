@@ -28,7 +28,7 @@ def drive(hook, steps, saver):
     saved = []
     for step in steps:
         context = tf.train.SessionRunContext(tf.train.SessionRunArgs(None), session=step)
-        assert hook.before_run(context).fetches == 'step'
+        assert hook.steady_request.fetches == 'step'
         hook.after_run(context, tf.train.SessionRunValues(results=step, options=None, run_metadata=None))
         saved += [asked[0] for asked in saver.asked if asked != 'prepare']
         saver.asked.clear()

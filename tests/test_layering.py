@@ -24,6 +24,7 @@ PARTS = {
     'fetching': 'session',
     'calling': 'session',
     'signals': 'session',
+    'remote': 'session',
     'watchdog': 'session',
     'marks': 'session',
     'holder': 'lock',

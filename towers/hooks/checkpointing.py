@@ -51,7 +51,7 @@ class CheckpointHook(tf.train.SessionRunHook):
         clock: Callable[[], float] = time.monotonic,
     ):
         self._saver = saver
-        self._step = step
+        self.steady_request = tf.train.SessionRunArgs(step)
         self._final = final
         self._every = every.Every(config.save_steps, config.save_secs, clock)
         self._clock = clock
@@ -62,10 +62,6 @@ class CheckpointHook(tf.train.SessionRunHook):
         """Makes the saver ready."""
         del coord
         self._saver.prepare(session)
-
-    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
-        """Asks for the step."""
-        return tf.train.SessionRunArgs(self._step)
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         """Saves when it is due."""

@@ -34,7 +34,7 @@ class NanHook(tf.train.SessionRunHook):
         explain: Callable[[tf.Session, int], str],
         rollback: Callable[[tf.Session], int] | None = None,
     ) -> None:
-        self._request = tf.train.SessionRunArgs((report['skipped'], report['step']))
+        self.steady_request = tf.train.SessionRunArgs((report['skipped'], report['step']))
         self._counter = counter
         self._config = config
         self._explain = explain
@@ -46,10 +46,6 @@ class NanHook(tf.train.SessionRunHook):
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Reads how many were held back before."""
         self._skipped = int(session.run(self._counter))
-
-    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
-        """Asks for the counter."""
-        return self._request
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         """Acts where the counter has gone up.

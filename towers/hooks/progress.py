@@ -33,7 +33,7 @@ class ProgressHook(tf.train.SessionRunHook):
           when: of the lines in a pipe; it also gives the clock.
           stream: where to write; None = standard output.
         """
-        self._request = tf.train.SessionRunArgs((report['step'], report['loss'], report['examples_seen']))
+        self.steady_request = tf.train.SessionRunArgs((report['step'], report['loss'], report['examples_seen']))
         self._last_step = last_step
         self._stream = stream or sys.stdout
         self._live = self._stream.isatty()
@@ -43,10 +43,6 @@ class ProgressHook(tf.train.SessionRunHook):
         self._marks: collections.deque[_Mark] = collections.deque(maxlen=_REDRAWS_AVERAGED if self._live else 1)
         self._values: tuple[int, float, int] | None = None
         self._open_line = False
-
-    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
-        """Asks for the values to show."""
-        return self._request
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         """Shows the first step and those that are due."""

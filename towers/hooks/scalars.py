@@ -48,7 +48,7 @@ class ScalarsHook(tf.train.SessionRunHook):
         self._report_names = tuple(report)
         self._metrics = train_step.metrics
         sums = [tensor for metric in train_step.metrics.values() for tensor in metric.sums]
-        self._request = tf.train.SessionRunArgs((*report.values(), *sums))
+        self.steady_request = tf.train.SessionRunArgs((*report.values(), *sums))
         self._step_place = self._report_names.index('step')
         self._when = when
         self._rows = rows
@@ -58,11 +58,9 @@ class ScalarsHook(tf.train.SessionRunHook):
         self._values: tuple[Any, ...] = ()
         self._written: int | None = None
 
-    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
-        """Asks for the report and the metrics."""
-        if self._mark is None:
-            self._started = self._when.clock()
-        return self._request
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        """Starts the time of the first step."""
+        self._started = self._when.clock()
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         """Writes a row where it is due."""

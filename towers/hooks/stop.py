@@ -25,16 +25,12 @@ class StopAtStep(tf.train.SessionRunHook):
         """
         self._last_step = last_step
         self._global_step = global_step
-        self._request = tf.train.SessionRunArgs(step)
+        self.steady_request = tf.train.SessionRunArgs(step)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Stops where the step was reached before."""
         if session.run(self._global_step) >= self._last_step:
             coord.request_stop()
-
-    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
-        """Asks for the step."""
-        return self._request
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         """Stops where the step is reached."""

@@ -19,7 +19,7 @@ class WeightlessHook(tf.train.SessionRunHook):
     """
 
     def __init__(self, report: Mapping[str, tf.Tensor], counters: Sequence[tf.Variable], *, limit: int = LIMIT) -> None:
-        self._request = tf.train.SessionRunArgs((report['step'], report['skipped']))
+        self.steady_request = tf.train.SessionRunArgs((report['step'], report['skipped']))
         self._counters = tuple(counters)
         self._limit = limit
         self._before: Any = None
@@ -29,10 +29,6 @@ class WeightlessHook(tf.train.SessionRunHook):
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Reads where the training begins."""
         self._before = session.run(self._counters)
-
-    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
-        """Asks for the counters."""
-        return self._request
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         """Counts a step after which both counters are as before.

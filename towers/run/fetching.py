@@ -35,8 +35,15 @@ class Fetcher:
           metadata: is filled in where there are options.
         """
         plan = self._plans.get(self._key(asked)) or self._make(asked)
-        flat = plan.step(options=options, run_metadata=metadata) if options else plan.step()
+        if not options:
+            return plan.run()
+        flat = plan.step(options=options, run_metadata=metadata)
         return [build(flat) for build in plan.builders]
+
+    def steady(self, asked: Sequence[Any]) -> Callable[[], list[Any]] | None:
+        """`fetch` of these structures as a function; None where their contents may change."""
+        plan = self._plans.get(self._key(asked)) or self._make(asked)
+        return plan.run if all(id(part) in self._constant for part in asked) else None
 
     def _key(self, asked: Sequence[Any]) -> tuple[Any, ...]:
         return tuple([id(part) if id(part) in self._constant else self._signature(part) for part in asked])
@@ -76,6 +83,11 @@ class _Plan:
         self._places: dict[int, int] = {}
         self.builders = [self._builder(structure) for structure in structures]
         self.step = session.make_callable(self.leaves, accept_options=True)
+
+    def run(self) -> list[Any]:
+        """The values of each structure."""
+        flat = self.step()
+        return [build(flat) for build in self.builders]
 
     def _builder(self, structure: Any) -> Callable[[list[Any]], Any]:
         """A function from the flat values to values in the form of `structure`."""

@@ -6,6 +6,7 @@ and an OutOfRangeError out of a hook (a save to a full disk raises one) is a fai
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,10 +14,11 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import errors
-from towers.run import fetching, signals
+from towers.run import calling, fetching, signals
 
 _THREADS_GRACE_SECS = 120.0
 _CLOSE_SECS = 10.0
+_MOST_READY = 64  # a hook that asks by new objects at each step must not fill the memory
 _NUMERIC_OPTIONS = (
     'trace_level', 'timeout_in_ms', 'inter_op_thread_pool', 'output_partition_graphs', 'report_tensor_allocations_upon_oom',
 )  # fmt: skip
@@ -40,7 +42,7 @@ class MasterSession(contextlib.AbstractContextManager):
         graph: tf.Graph,
         hooks: Sequence[tf.train.SessionRunHook],
         *,
-        proto: tf.ConfigProto | None = None,
+        connect: Callable[[tf.Graph], tf.Session] | None = None,
         initialize: Callable[[tf.Session], None],
         ended: tf.Tensor | None = None,
     ) -> None:
@@ -49,21 +51,24 @@ class MasterSession(contextlib.AbstractContextManager):
         Args:
           graph: the graph to run; hooks may still add to it in `begin`, nobody later.
           hooks: called in this order.
-          proto: options of the session.
+          connect: makes the session of a graph; None = a plain one.
           initialize: sets the variables and iterators of `graph`; variables that hooks add are set before it.
           ended: bool scalar that asks the input whether its data is at an end; None = it has no end.
         """
         self._graph = graph
         self._hooks = tuple(hooks)
-        self._proto = proto
+        self._connect = connect or _plain
         self._initialize = initialize
         self._ended = ended
         self._stopped_by: str | None = None
         self._end_of_data: Exception | None = None
         self._coordinator = tf.train.Coordinator(clean_stop_exception_types=())
         self._contexts = contextlib.ExitStack()
+        self._caller = calling.Caller(self._hooks, self._note_stop)
         self._session: Any = None
         self._fetcher: Any = None
+        self._context: Any = None
+        self._ready: dict[Any, _Ready] = {}
 
     @property
     def stopped_by(self) -> str | None:
@@ -79,7 +84,7 @@ class MasterSession(contextlib.AbstractContextManager):
             self._contexts.enter_context(self._graph.as_default())
             undo.push(lambda *_: self._close(clean=False))
             added = self._begin()
-            self._session = tf.Session(graph=self._graph, config=self._proto)
+            self._session = self._connect(self._graph)
             self._fetcher = fetching.Fetcher(self._session)
             self._session.run(added)
             self._initialize(self._session)
@@ -126,14 +131,16 @@ class MasterSession(contextlib.AbstractContextManager):
         """
         if self.should_stop():
             raise RuntimeError(f'run() was called though the session should stop (by {self._stopped_by}); ask should_stop() before it.')
-        context = tf.train.SessionRunContext(tf.train.SessionRunArgs(fetches), self._session)
-        requests = self._before_run(context)
-        made = [request for request in requests if request is not None]
-        asked = [fetches, *[request.fetches for request in made if request.fetches is not None]]
-        feeds, options = _merge(made)
-        metadata = tf.RunMetadata()
-        results = self._step(asked, feeds, options, metadata)
-        self._after_run(context, requests, results[1:], (options or tf.RunOptions(), metadata))
+        context = self._context
+        if context is None or context.original_args.fetches is not fetches:
+            context = self._context = tf.train.SessionRunContext(tf.train.SessionRunArgs(fetches), self._session)
+        requests = self._caller.before(context)
+        key = id(fetches), *self._caller.key(requests)
+        ready = self._ready.get(key) or self._prepare(fetches, requests)
+        if ready.is_steady:
+            self._ready[key] = ready
+        results = self._step(ready.step)
+        self._caller.after(context, ready.listeners, results[1:], ready.about)
         return results[0]
 
     def close(self) -> None:
@@ -151,43 +158,31 @@ class MasterSession(contextlib.AbstractContextManager):
         self._graph.finalize()
         return [variable.initializer for variable in added]
 
-    def _before_run(self, context: tf.train.SessionRunContext) -> list[tf.train.SessionRunArgs | None]:
-        requests = []
-        hook = None
-        try:
-            for hook in self._hooks:
-                requests.append(hook.before_run(context))
-                if context.stop_requested:
-                    self._note_stop(hook)
-        except StopIteration:
-            self._note_stop(hook)
-            raise
-        return requests
-
-    def _after_run(self, context: Any, requests: Sequence[Any], results: Sequence[Any], about: tuple[Any, Any]) -> None:
-        answers = iter(results)
-        options, metadata = about
-        hook = None
-        try:
-            for hook, request in zip(self._hooks, requests, strict=True):
-                answer = None if request is None or request.fetches is None else next(answers)
-                hook.after_run(context, tf.train.SessionRunValues(answer, options, metadata))
-                if context.stop_requested:
-                    self._note_stop(hook)
-        except StopIteration:
-            self._note_stop(hook)
-            raise
+    def _prepare(self, fetches: Any, requests: Sequence[tf.train.SessionRunArgs | None]) -> '_Ready':
+        """The step that gives what the caller and the hooks ask for."""
+        if len(self._ready) >= _MOST_READY:
+            self._ready.clear()
+        made = [request for request in requests if request is not None]
+        asked = [fetches, *[request.fetches for request in made if request.fetches is not None]]
+        feeds, options = _merge(made)
+        about = options or tf.RunOptions(), tf.RunMetadata()
+        listeners = self._caller.listeners(requests)
+        if feeds:
+            given = about[1] if options else None
+            return _Ready(lambda: self._session.run(asked, feeds, options, given), listeners, about)
+        if options:
+            return _Ready(lambda: self._fetcher.fetch(asked, *about), listeners, about)
+        steady = self._fetcher.steady(asked)
+        return _Ready(steady or (lambda: self._fetcher.fetch(asked)), listeners, about, (fetches, requests) if steady else None)
 
     def _note_stop(self, hook: Any) -> None:
         if self._stopped_by is None:
             self._stopped_by = getattr(hook, 'stopped_by', 'hook')
 
-    def _step(self, asked: list[Any], feeds: dict[Any, Any], options: tf.RunOptions | None, metadata: tf.RunMetadata) -> list[Any]:
-        """The values of the structures in `asked`; only what TensorFlow raises in here is an error of the step."""
+    def _step(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns; only what TensorFlow raises in there is an error of the step."""
         try:
-            if feeds:
-                return self._session.run(asked, feeds, options, metadata if options else None)
-            return self._fetcher.fetch(asked, options, metadata)
+            return make()
         except tf.errors.OpError as error:
             if isinstance(error, tf.errors.OutOfRangeError) and errors.says_end(error) and self._is_at_end():
                 self._stopped_by, self._end_of_data = 'data', error
@@ -221,6 +216,31 @@ class MasterSession(contextlib.AbstractContextManager):
             if not quiet:
                 raise
             logging.exception('A thread of a hook failed too.')
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ready:
+    """A step prepared: for whatever it was made of, and for later ones where callers and hooks ask by the same objects.
+
+    Attributes:
+      step: returns the caller's results and the hooks' answers.
+      listeners: from `calling.Caller.listeners`.
+      about: RunOptions and RunMetadata for the hooks.
+      kept: what the step was asked by, where it may be made again; they must live, as they are known by their ids.
+    """
+
+    step: Callable[[], Any]
+    listeners: Sequence[tuple[Any, int]]
+    about: tuple[tf.RunOptions, tf.RunMetadata]
+    kept: Any = None
+
+    @property
+    def is_steady(self) -> bool:
+        return self.kept is not None
+
+
+def _plain(graph: tf.Graph) -> tf.Session:
+    return tf.Session(graph=graph)
 
 
 def close(session: tf.Session) -> None:
