@@ -25,7 +25,7 @@ MODELS: dict[str, tuple[Callable[..., towers.ModelOutput], type[Any]]] = {
     'resnet56': (resnet.model, resnet.Hparams56),
 }
 
-# Fields of towers.Config that suit a model; commands take them where no flag of theirs is given.
+# Fields of towers.Config that suit a model; commands take those that are not given, unless the optimizer is another.
 RECIPES: dict[str, Mapping[str, Any]] = {'lenet': lenet.RECIPE, 'resnet20': resnet.RECIPE, 'resnet56': resnet.RECIPE}
 
 

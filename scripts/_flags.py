@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from absl import flags
 
+from scripts import _recipe
 from towers import config as config_lib
 
 RECORD = 'flags.txt'
@@ -125,15 +126,15 @@ def to_config(values: flags.FlagValues, recipe: Mapping[str, Any] | None = None)
 
     Args:
       values: parsed.
-      recipe: fields of a Config that suit the model; taken as a whole where no flag of theirs is given.
+      recipe: fields of a Config that suit the model, of which `_recipe.fields` says what is taken.
 
     Raises:
       ValueError: values that can't be right together.
     """
     fields = {field.name: getattr(values, field.name) for part in config_lib.SECTIONS for field in dataclasses.fields(part)}
     fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    if recipe and all(values[name].using_default_value for name in recipe):
-        fields.update(recipe)
+    if recipe:
+        fields.update(_recipe.fields(values, recipe))
     if fields['model_dir'] is None:
         fields['model_dir'] = os.path.join('runs', re.sub(r'[^\w.-]', '.', f'{values.model}-{values.dataset}'))
     return config_lib.Config(**fields)

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 import models
-from scripts import _flags, _main, _own, _zoo
+from scripts import _flags, _main, _own, _recipe, _zoo
 from towers import config, errors
 
 
@@ -22,19 +22,37 @@ def test_without_flags_the_config_is_the_default_one():
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'rate', 'optimizer'),
+    ('arguments', 'expected', 'said'),
     [
-        ([], 0.001, 'adam'),
-        (['--seed=3'], 0.001, 'adam'),
-        (['--learning_rate=0.5'], 0.5, 'momentum'),
-        (['--optimizer=adam'], 0.05, 'adam'),  # taken as a whole or not at all
-        (['--model=mlp'], 0.05, 'momentum'),
+        ([], 'adam 0.001 piecewise 120000,240000', '--optimizer=adam --learning_rate=0.001 --schedule=piecewise '),
+        (['--seed=3'], 'adam 0.001 piecewise 120000,240000', '--optimizer=adam'),
+        (['--optimizer=adam'], 'adam 0.001 piecewise 120000,240000', '--learning_rate=0.001 --schedule=piecewise '),
+        (['--learning_rate=0.5'], 'adam 0.5 piecewise 120000,240000', '--optimizer=adam --schedule=piecewise '),
+        (['--schedule=piecewise', '--schedule_unit=examples'], 'adam 0.001 piecewise 120000,240000', '--optimizer=adam'),
+        (['--optimizer=sgd'], 'sgd 0.05 constant ', 'nothing is taken (for --optimizer=adam); used: --learning_rate=0.05 --sche'),
+        (
+            ['--schedule=constant'],
+            'adam 0.001 constant ',
+            '--optimizer=adam --learning_rate=0.001; its schedule is not taken, as --schedule is given.',
+        ),
+        (
+            ['--schedule=piecewise', '--boundaries=3,4'],
+            'adam 0.001 piecewise 3,4',
+            '--optimizer=adam --learning_rate=0.001; its schedule is not taken, as --boundaries is given.',
+        ),
+        (['--optimizer=adam', '--learning_rate=0.1', '--schedule=constant'], 'adam 0.1 constant ', 'nothing is taken; its schedule'),
+        (['--model=mlp'], 'momentum 0.05 constant ', None),
     ],
 )
-def test_a_models_recipe_holds_where_no_flag_of_its_is_given(arguments, rate, optimizer):
+def test_a_models_recipe_fills_what_is_not_given_unless_it_is_for_something_else(arguments, expected, said, monkeypatch):
+    lines = []
+    monkeypatch.setattr(_recipe.logging, 'info', lambda text, *args: lines.append(text % args))
     values = parsed(*arguments)
     made = _flags.to_config(values, _zoo.load(values).recipe)
-    assert (made.learning_rate, made.optimizer) == (rate, optimizer)
+    boundaries = ','.join(f'{value:g}' for value in made.boundaries)
+    assert f'{made.optimizer} {made.learning_rate:g} {made.schedule} {boundaries}' == expected
+    assert len(lines) == (said is not None)
+    assert said is None or lines[0].startswith(f'Recipe of lenet: {said}')
 
 
 @pytest.mark.parametrize('name', models.RECIPES)
@@ -51,17 +69,17 @@ def test_recipes_are_configurations(name):
         ('--clip_norm=2', 'clip_norm', 2.0),
         ('--device=cpu', 'device', 'cpu'),
         ('--histograms', 'histograms', True),
-        ('--nostaircase', 'staircase', False),
-        ('--init_exclude=a/.*,b', 'init_exclude', ('a/.*', 'b')),
-        ('--init_exclude=', 'init_exclude', ()),
-        ('--boundaries=30,60.5', 'boundaries', (30.0, 60.5)),
+        ('--noexact_resume', 'exact_resume', False),
+        ('--allow_changed=a/.*,b', 'allow_changed', ('a/.*', 'b')),
+        ('--allow_changed=', 'allow_changed', ()),
+        ('--schedule=piecewise --boundaries=30,60.5', 'boundaries', (30.0, 60.5)),
         ('--save_steps=0', 'save_steps', 0),
         ('--model_dir=/tmp/x', 'model_dir', '/tmp/x'),
         ('--model=my.module:fn', 'model_dir', 'runs/my.module.fn-digits'),
     ],
 )
 def test_a_flag_sets_its_field(flag, name, value):
-    found = getattr(_flags.to_config(parsed(flag)), name)
+    found = getattr(_flags.to_config(parsed(*flag.split())), name)
     assert found == value
     assert type(found) is type(value)
 
@@ -95,7 +113,15 @@ def test_a_flagfile_is_read_and_later_flags_win(tmp_path):
 
 
 def test_the_recorded_flags_come_back_and_the_command_line_wins(tmp_path):
-    arguments = ['--num_gpus=2', '--boundaries=1,2', '--init_exclude=a,b', '--model_args=conv1=8', f'--model_dir={tmp_path}', '--images']
+    arguments = [
+        '--num_gpus=2',
+        '--schedule=piecewise',
+        '--boundaries=1,2',
+        '--allow_changed=a,b',
+        '--model_args=conv1=8',
+        f'--model_dir={tmp_path}',
+        '--images',
+    ]
     values = parsed(*arguments)
     _flags.Record(values, str(tmp_path), {}).after_create_session(None, None)
     again = ['evaluate.py', f'--model_dir={tmp_path}', '--num_gpus=1', '--model_args=dense=16']

@@ -1,6 +1,7 @@
 """Every optimizer by name against its formula in numpy, decoupled decay, types, devices, names and the order of writes."""
 
 import contextlib
+import re
 
 import numpy as np
 import pytest
@@ -316,10 +317,31 @@ def test_epsilon_reaches_the_optimizer(name):
     assert (moved < 1e-3) == (name != 'adadelta')  # adadelta divides one epsilon by the other: steps of the gradient's size
 
 
-@pytest.mark.parametrize('name', ['sgd', 'momentum', 'adagrad', 'ftrl'])
-def test_epsilon_without_a_meaning_is_refused(name):
-    with pytest.raises(ValueError, match=f'--epsilon=0.1 has no meaning for --optimizer={name}.*leave it out'):
-        optimizers.make(config.OptimizerConfig(optimizer=name, epsilon=0.1))
+@pytest.mark.parametrize(
+    ('given', 'message'),
+    [
+        ({'optimizer': 'sgd', 'epsilon': 0.1}, '--epsilon=0.1 is for --optimizer=adam|adamw|rmsprop|adadelta, got --optimizer=sgd;'),
+        (
+            {'optimizer': 'adam', 'momentum': 0.5},
+            '--momentum=0.5 is for --optimizer=momentum|nesterov|rmsprop, got --optimizer=adam; leave',
+        ),
+        ({'beta2': 0.5}, '--beta2=0.5 is for --optimizer=adam|adamw, got --optimizer=momentum'),
+        ({'rho': 0.5}, '--rho=0.5 is for --optimizer=rmsprop|adadelta, got --optimizer=momentum'),
+        (
+            {'boundaries': (30.0, 60.5)},
+            '--boundaries=30,60.5 is for --schedule=piecewise, got --schedule=constant; leave it out, or choose',
+        ),
+        ({'decay_every': 1.0}, '--decay_every=1.0 is for --schedule=exponential, got --schedule=constant'),
+        ({'schedule': 'cosine', 'decay_rate': 0.5}, '--decay_rate=0.5 is for --schedule=piecewise|exponential, got --schedule=cosine'),
+        ({'schedule_unit': 'epochs'}, '--schedule_unit=epochs is for a schedule or a warm-up, got neither'),
+        ({'nan_limit': 3}, '--nan_limit=3 is for --nan_policy=skip|rollback, got stop'),
+        ({'init_exclude': ('a', 'b')}, '--init_exclude=a,b is for a warm start, got no --init_checkpoint; give it too, or leave this out'),
+        ({'init_rename': ('a:b',)}, '--init_rename=a:b is for a warm start'),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(given, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        config.Config(**given)
 
 
 @pytest.mark.parametrize('weight_decay, warned', [(0.0, True), (0.01, False)])

@@ -20,7 +20,7 @@ ClusterConfig = cluster_config.ClusterConfig
 EvalConfig = eval_config.EvalConfig
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as it is given to its flag."""
     if isinstance(value, tuple):
         return ','.join(part if isinstance(part, str) else f'{part:g}' for part in value)
@@ -142,12 +142,12 @@ class OptimizerConfig(Section):
             value = getattr(self, field.name)
             require(
                 not chooser or value == field.default or getattr(self, chooser) in choices,
-                f'--{field.name}={_shown(value)} is for --{chooser}={"|".join(choices)}, '
+                f'--{field.name}={shown(value)} is for --{chooser}={"|".join(choices)}, '
                 f'got --{chooser}={getattr(self, chooser or "schedule")}; leave it out, or choose one of those.',
             )
         require(
             self.schedule_unit == 'steps' or self.schedule != 'constant' or self.warmup > 0,
-            f'--schedule_unit={self.schedule_unit} is for a schedule or a warm-up, got neither; give --schedule or --warmup, or leave it out.',
+            f'--schedule_unit={self.schedule_unit} is for a schedule or a warm-up, got neither; give one, or leave it out.',
         )
 
 
@@ -177,7 +177,7 @@ class RunConfig(Section):
         _at_least(self, 0, 'train_steps', 'train_secs', 'seed', 'nan_limit')
         require(
             self.nan_limit == RunConfig.nan_limit or self.nan_policy in ('skip', 'rollback'),
-            f'--nan_limit={self.nan_limit} is for --nan_policy=skip|rollback, got --nan_policy={self.nan_policy}; leave it out, or choose one.',
+            f'--nan_limit={self.nan_limit} is for --nan_policy=skip|rollback, got {self.nan_policy}; leave it out, or choose one.',
         )
 
 
@@ -185,7 +185,9 @@ class RunConfig(Section):
 class CheckpointConfig(Section):
     """Checkpoints: saving, keeping and starting from them."""
 
-    save_steps: int | None = option(100, 'steps between checkpoints; 0 = not by steps')
+    save_steps: int | None = option(
+        None, 'steps between checkpoints; 0 = not by steps; by default 100, or more where that took over 1 % of the time, unless save_secs is given'
+    )
     save_secs: float | None = option(None, 'seconds between checkpoints')
     keep_checkpoints: int = option(5, 'newest checkpoints to keep')
     keep_hours: float | None = option(None, 'keep also the first checkpoint of every so many hours')
@@ -205,7 +207,7 @@ class CheckpointConfig(Section):
         for name in ('init_exclude', 'init_rename'):
             require(
                 not getattr(self, name) or self.init_checkpoint is not None,
-                f'--{name}={_shown(getattr(self, name))} is for a warm start, got no --init_checkpoint; give it too, or leave this out.',
+                f'--{name}={shown(getattr(self, name))} is for a warm start, got no --init_checkpoint; give it too, or leave this out.',
             )
         require(
             self.keep_best is None or re.fullmatch(r'[^:]+(:(min|max))?', self.keep_best) is not None,
@@ -217,8 +219,14 @@ class CheckpointConfig(Section):
 class ReportConfig(Section):
     """Reports: progress, TensorBoard and logs."""
 
-    log_steps: int = option(20, 'steps between progress lines and rows of metrics.jsonl')
-    summary_steps: int = option(100, "steps between the summaries that cost a little: norms, per-tower losses, the model's own")
+    log_steps: int | None = option(
+        None, 'steps between progress lines and rows of metrics.jsonl; by default 20, or more where that took over 1 % of the time'
+    )
+    summary_steps: int | None = option(
+        None,
+        "steps between the summaries that cost a little: norms, per-tower losses, the model's own; by default 100, or more where that "
+        'took over 1 % of the time',
+    )
     histograms: bool = option(False, 'histograms of variables and gradients in TensorBoard')
     images: bool = option(False, 'the first images of a batch in TensorBoard')
     tensorboard: bool = option(False, 'start TensorBoard on a free port and print its address')

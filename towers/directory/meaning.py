@@ -21,21 +21,6 @@ from towers import structs
 
 _FREE = ('strategy', 'towers', 'input_pipeline')  # the numbers are the same, but for the order of sums
 _NO_FLAGS = ('gradients', 'epoch_examples', 'variables', 'model', 'dataset')
-# Fields of the optimizer's section that mean something for some choices only: (the field that chooses, those choices).
-_ONLY_FOR = {
-    'momentum': ('optimizer', ('momentum', 'nesterov', 'rmsprop')),
-    'beta1': ('optimizer', ('adam', 'adamw')),
-    'beta2': ('optimizer', ('adam', 'adamw')),
-    'rho': ('optimizer', ('rmsprop', 'adadelta')),
-    'epsilon': ('optimizer', ('adam', 'adamw', 'rmsprop', 'adadelta')),
-    'boundaries': ('schedule', ('piecewise',)),
-    'decay_rate': ('schedule', ('piecewise', 'exponential')),
-    'decay_every': ('schedule', ('exponential',)),
-    'staircase': ('schedule', ('exponential',)),
-    'decay_over': ('schedule', ('polynomial', 'cosine')),
-    'end_learning_rate': ('schedule', ('polynomial', 'cosine')),
-    'power': ('schedule', ('polynomial',)),
-}
 
 
 def of(
@@ -148,7 +133,7 @@ def _optimizer(config: config_lib.Config, total_steps: int | None, *, own: bool)
     """The fields of the optimizer's section that mean something here; of a user's `own` optimizer, those around it."""
     facts = {}
     for field in dataclasses.fields(config_lib.OptimizerConfig):
-        chooser, choices = _ONLY_FOR.get(field.name, ('', ()))
+        chooser, choices = config_lib.ONLY_FOR.get(field.name, ('', ()))
         if not chooser or (getattr(config, chooser) in choices and not (own and chooser == 'optimizer')):
             facts[field.name] = getattr(config, field.name)
     if config.schedule == 'constant' and not config.warmup:

@@ -71,7 +71,6 @@ OPTIMIZERS: Mapping[str, Callable[..., tf.train.Optimizer]] = {
     'proximal_sgd': _proximal_sgd,
     'proximal_adagrad': _proximal_adagrad,
 }
-_WITH_EPSILON = ('adam', 'adamw', 'rmsprop', 'adadelta')
 
 
 def make(config: config_lib.OptimizerConfig) -> Factory:
@@ -80,15 +79,8 @@ def make(config: config_lib.OptimizerConfig) -> Factory:
     The factory makes a new object at each call, since an optimizer keeps the slots of one copy of the variables.
     `adagrad_da` reads the global step of the graph in which the factory is called. `adamw` without weight decay is plain
     Adam: that's allowed and logged, as no default decay is added in silence.
-
-    Raises:
-      ValueError: `epsilon` is given for an optimizer that has none.
     """
     build, name = OPTIMIZERS[config.optimizer], config.optimizer
-    config_lib.require(
-        config.epsilon is None or name in _WITH_EPSILON,
-        f'--epsilon={config.epsilon} has no meaning for --optimizer={name}, expected one of {", ".join(_WITH_EPSILON)}; leave it out.',
-    )
     if name == 'adamw' and not config.weight_decay:
         logging.warning('--optimizer=adamw with --weight_decay=0 is adam; give e.g. --weight_decay=0.01, or --optimizer=adam.')
     epsilon = {} if config.epsilon is None else {'epsilon': config.epsilon}
