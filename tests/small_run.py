@@ -40,9 +40,9 @@ class Run:
                 updates = [variable.assign_add(tf.ones_like(variable)).op for variable in (self.a, self.b, self.global_step)]
                 self.train = tf.group(*updates, seen.assign_add(EXAMPLES).op)
             self.input = _input(iterator, fingerprint)
-            facts = saver.Facts(fingerprint, {'towers': 2})
+            facts = saver.Facts({'towers': 2})
             self.saver = saver.Saver(
-                self.variables, self.input.position, config=config.CheckpointConfig(**settings), model_dir=self.model_dir, facts=facts
+                self.variables, self.input, config=config.CheckpointConfig(**settings), model_dir=self.model_dir, facts=facts
             )
             self.restorer = restore.Restorer(self.variables, self.input)
             init = tf.group(tf.global_variables_initializer(), iterator.initializer)

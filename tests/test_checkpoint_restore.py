@@ -73,11 +73,11 @@ def test_a_position_that_cannot_be_set_restarts_the_epoch(tmp_path, caplog):
         run.save()
         found = manifest.newest(run.model_dir)
         run.restorer._input = dataclasses.replace(run.restorer._input)
-        run.restorer._set_position = tf_failing(run)
+        run.restorer._position_set = tf_failing(run)
         with caplog.at_level(std_logging.WARNING):
             assert run.restorer.restore(run.session, found) is False
         assert run.steps(3) == beginning
-    assert 'setting it failed' in caplog.text
+    assert 'setting its position failed' in caplog.text
 
 
 def tf_failing(run):

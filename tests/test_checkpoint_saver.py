@@ -216,7 +216,7 @@ def test_values_that_are_not_finite_are_never_published(tmp_path, caplog, value,
         run.session.run(run.changes[value])
         run.steps()
         run.save()
-        (record,) = caplog.records
+        (record,) = [each for each in caplog.records if each.name == 'absl']
         assert 'Checkpoint of step 2 was not saved: layer/a has' in record.getMessage()
         assert small_run.names_in(tmp_path) == small_run.names_of(1)
         with pytest.raises(manifest.CheckpointError, match=r'of step 2, was not saved in .*: layer/a has (NaN|\+Inf)'):
@@ -384,15 +384,3 @@ def test_what_a_stopped_writer_left_is_swept_at_the_start(tmp_path):
     with small_run.started(tmp_path) as run:
         run.saver.prepare(run.session)
         assert small_run.names_in(tmp_path) == []
-
-
-def test_an_input_without_a_position_fails_at_the_start(tmp_path):
-    with tf.Graph().as_default(), tf.Session() as session:
-        step = tf.get_variable('global_step', [], tf.int64, initializer=tf.zeros_initializer())
-        broken = tf.raw_ops.CheckNumerics(tensor=tf.constant(np.nan), message='no position')
-        with tf.control_dependencies([broken]):
-            position = tf.constant('state') + ''
-        made = saver.Saver({'global_step': step}, position, config=config.CheckpointConfig(), model_dir=str(tmp_path))
-        session.run(step.initializer)
-        with pytest.raises(tf.errors.InvalidArgumentError, match='no position'):
-            made.prepare(session)

@@ -35,7 +35,7 @@ def labels_of(dataset):
     with tf.Graph().as_default(), tf.Session() as session:
         repeated = passes.of(dataset()).repeated(lambda each: each.batch(16), 1, may_be_empty=False)
         iterator = tf.data.make_initializable_iterator(repeated)
-        label, found = iterator.get_next()['label'], []
+        label, found = iterator.get_next()[1]['label'], []
         session.run(iterator.initializer)
         while True:
             try:

@@ -65,7 +65,7 @@ class Reader:
             tf.set_random_seed(seed)
             made = passes.of(make()).repeated(arrange, count, may_be_empty=may_be_empty).prefetch(2)
             iterator = tf.data.make_initializable_iterator(made)
-            self.batch, self._start = iterator.get_next(), iterator.initializer
+            (self.place, self.batch), self._start = iterator.get_next(), iterator.initializer
             saveable = tf.data.experimental.make_saveable_from_iterator(iterator)
             self.position = tf.io.serialize_tensor(saveable.specs[0].tensor)
             self.given = tf.placeholder(tf.string, [])

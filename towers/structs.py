@@ -1,8 +1,4 @@
-"""The nouns of Towers: frozen records that the stages hand to one another.
-
-A stage takes some of these and returns others; none stores on its argument. Tensors in a record belong to the
-graph that was current when it was made.
-"""
+"""The nouns of Towers: frozen records that the stages hand to one another; none stores on its argument."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +19,7 @@ class Tower:
     Attributes:
       index: 0-based number of the tower over all machines.
       devices: device strings of this tower; more than one means model parallelism inside the tower.
-      host: device string of the CPU of the tower's machine.
+      host: device string of its machine's CPU.
     """
 
     index: int
@@ -121,6 +117,21 @@ class TowerBatch:
 
 
 @dataclasses.dataclass(frozen=True)
+class Mark:
+    """A counter inside the graph that tells whether a part of a step is done, while the step is not.
+
+    Attributes:
+      what: the part, in words: 'the input', 'tower 1 on /gpu:1'.
+      advance: operation that counts once, when the part is done; a step runs it too.
+      count: int64 scalar, how often it did in this session.
+    """
+
+    what: str
+    advance: tf.Operation
+    count: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
 class Input:
     """A training input: one global batch a step, split over the towers.
 
@@ -131,8 +142,11 @@ class Input:
       ended: bool scalar that asks the iterators themselves whether the data is at its end.
       position: string scalar, the serialised state of the iterators after this step's batch; None = not saved.
       restore_position: function from a string tensor to the operation that sets the iterators to that state.
-      fingerprint: identifies the pipeline that a position belongs to.
+      fingerprint: identifies the pipeline that a position belongs to; what stands before its '/' the batches that come in it.
       epoch_examples: examples in one pass over the dataset; None = unknown or endless.
+      taken: local variable int64 [2], pass and number in it of the batch that the last step took; None where the position is.
+      go_to: function (session, place, from this place; None = the start of its pass) that reads on to a place.
+      mark: counts the batches, then sets `taken`; comes before all that a step changes.
     """
 
     batches: tuple[TowerBatch, ...]
@@ -143,6 +157,9 @@ class Input:
     restore_position: Callable[[tf.Tensor], tf.Operation] | None
     fingerprint: str
     epoch_examples: int | None = None
+    taken: tf.Variable | None = None
+    go_to: Callable[..., None] | None = None
+    mark: Mark | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,7 +235,7 @@ class Update:
 
     Attributes:
       device: device string for the update's own operations.
-      scope: function to the context in which the optimizer makes its slots.
+      scope: makes the context in which the optimizer makes its slots.
       gradients: aligned with `variables`.
       variables: one copy of the trainable variables.
       state: writes to apply with it; only one of several Updates carries them.
@@ -232,35 +249,19 @@ class Update:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mark:
-    """A counter inside the graph that tells whether a part of a step is done, while the step is not.
-
-    Attributes:
-      what: the part, in words: 'the input', 'tower 1 on /gpu:1'.
-      advance: operation that counts once, when the part is done; a step runs it too.
-      count: int64 scalar, how often it did in this session.
-    """
-
-    what: str
-    advance: tf.Operation
-    count: tf.Tensor
-
-
-@dataclasses.dataclass(frozen=True)
 class TrainStep:
     """All that a session needs to know of one training step.
 
     Attributes:
       ops: the operation that makes one whole step, one for each runner.
       step: int64 scalar, global_step after this step; fetching it is ordered with the step.
-      report: name -> scalar tensor, fetched at every step: step, loss, penalty, total_loss, learning_rate, examples,
-        examples_seen.
+      report: name -> scalar, fetched at every step: step, loss, penalty, total_loss, learning_rate, examples, examples_seen, skipped.
       scalars: name -> scalar tensor, computed only when summaries are due: gradient_norm, weight_norm, towers/0/loss, ...
       metrics: name -> Metric, totals of this step's global batch.
       summaries: serialised Summary tensors of the model and the histograms asked for.
       summary_prefixes: scope prefixes to strip from the tags in `summaries`.
       global_step: the int64 step variable.
-      saved: the variables of a checkpoint, by their name in it.
+      saved: the variables of a checkpoint by name.
       sync: operation that sets every copy from the canonical variables, run after initialising and restoring.
       input: the input that feeds the step.
       marks: of the input and of each tower; fetch their `advance` with `ops`.

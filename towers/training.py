@@ -165,8 +165,7 @@ def opened(
     """
     step, model_dir = made.step, str(config.model_dir)
     with made.graph.as_default(), tf.device(made.placement.parameter_device):
-        facts = saver.Facts(step.input.fingerprint, claim.facts, claim.check)
-        keeper = saver.Saver(step.saved, step.input.position, config=config, model_dir=model_dir, facts=facts)
+        keeper = saver.Saver(step.saved, step.input, config=config, model_dir=model_dir, facts=saver.Facts(claim.facts, claim.check))
         starter = starting.Starter(made, claim.found, config)
     with contextlib.ExitStack() as closing:
         closing.callback(keeper.close, _CLOSE_SECS)

@@ -9,11 +9,10 @@ from absl import logging
 
 from towers import config as config_lib
 from towers import structs
-from towers.checkpoint import manifest
+from towers.checkpoint import manifest, position
 
 T = TypeVar('T')
-POSITION = 'input_position'
-_NEVER_WARM = ('global_step', 'examples_seen', 'skipped_steps', POSITION)
+_NEVER_WARM = ('global_step', 'examples_seen', 'skipped_steps', position.POSITION, position.PLACE)
 # What TensorFlow's reader raises on a file that is gone, cut or changed; some of it has no own class.
 UNREADABLE = (tf.errors.OpError, ValueError, IndexError, OSError, manifest.CheckpointError)
 
@@ -34,7 +33,7 @@ class Restorer:
         if input is not None and input.restore_position is not None:
             with tf.name_scope('restore/position'):
                 self._position = tf.placeholder(tf.string, [])
-                self._set_position = input.restore_position(self._position)
+                self._position_set = input.restore_position(self._position)
 
     def restore(self, session: tf.Session, found: manifest.Checkpoint) -> bool:
         """Sets every variable, and the input's position where it belongs to the same pipeline; the input must be initialised.
@@ -51,31 +50,45 @@ class Restorer:
         self._setter.run(session, {name: reader.get_tensor(name) for name in self._variables})
         if self._input is None:
             return False
-        problem = self._other_input(found, shapes)
-        if problem is None:
-            problem = self._restore_position(session, reader.get_tensor(POSITION))
+        problem = self._move_input(session, reader, found)
         if problem is not None:
+            session.run(self._input.initializer)
             logging.warning('The input starts at the beginning of an epoch, not where checkpoint %s left it: %s.', found.prefix, problem)
         return problem is None
 
-    def _other_input(self, found: manifest.Checkpoint, shapes: Mapping[str, Any]) -> str | None:
+    def _move_input(self, session: tf.Session, reader: Any, found: manifest.Checkpoint) -> str | None:
+        """Brings the input to where the checkpoint left it; returns why that can't be."""
         assert self._input is not None
-        if POSITION not in shapes:
+        if not reader.has_tensor(position.POSITION):
             return 'it holds no position of an input'
         if self._position is None:
             return "this input's position can't be set"
-        if found.manifest.input_fingerprint != self._input.fingerprint:
+        fingerprint = found.manifest.input_fingerprint
+        if fingerprint.split('/')[0] != self._input.fingerprint.split('/')[0]:
             return 'its position is of another input pipeline (dataset, batch size, seed or code)'
+        place = reader.get_tensor(position.PLACE) if reader.has_tensor(position.PLACE) else None
+        reason = 'its position is of another number of towers or --input_pipeline'
+        if fingerprint == self._input.fingerprint:
+            reason = self._set_position(session, reader.get_tensor(position.POSITION))
+        if place is None or self._input.go_to is None:
+            return reason or None
+        if reason:
+            logging.info('The pass of the input is read again up to where checkpoint %s left it: %s.', found.prefix, reason)
+        try:
+            self._input.go_to(session, place[0], None if reason else place[1])
+        except (tf.errors.OpError, ValueError) as error:
+            return f'reading on to it failed ({str(error).splitlines()[0]})'
         return None
 
-    def _restore_position(self, session: tf.Session, position: bytes) -> str | None:
-        assert self._input is not None
+    def _set_position(self, session: tf.Session, state: bytes) -> str:
+        """Sets the iterators; returns why it can't be done, or nothing."""
+        if not state:
+            return 'the input gave no position when it was saved'
         try:
-            session.run(self._set_position, {self._position: position})
+            session.run(self._position_set, {self._position: state})
         except tf.errors.OpError as error:
-            session.run(self._input.initializer)
-            return f'setting it failed ({error.message.splitlines()[0]})'
-        return None
+            return f'setting its position failed ({error.message.splitlines()[0]})'
+        return ''
 
 
 class WarmReport(NamedTuple):

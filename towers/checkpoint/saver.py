@@ -12,9 +12,9 @@ from absl import logging
 from google.protobuf import text_format
 
 from towers import config as config_lib
-from towers.checkpoint import files, manifest, retention, snapshot
+from towers import structs
+from towers.checkpoint import files, manifest, position, retention, snapshot
 
-POSITION = 'input_position'
 _ENDINGS = ('.data-00000-of-00001', '.index')
 _WRITE_LIMIT_SECS = 3600.0  # a write that takes longer hangs
 
@@ -24,19 +24,18 @@ class Facts:
     """What a saver is told of its run.
 
     Attributes:
-      input_fingerprint: `structs.Input.fingerprint` of the pipeline whose position is saved; manifests say it.
       semantics: what the run is trained under, as JSON values; manifests say it.
       guard: raises where the run directory may not be written any more; called before each change.
     """
 
-    input_fingerprint: str = ''
     semantics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     guard: Callable[[], None] = lambda: None
 
 
 class _Moment(NamedTuple):
     step: int
-    examples: int = 0
+    examples: int
+    given: Mapping[str, Any]  # values for the snapshot's placeholders by name
 
 
 class Saver:
@@ -44,7 +43,7 @@ class Saver:
 
     Args:
       variables: name in the checkpoint -> variable; `global_step` is one of them, `examples_seen` may be.
-      position: string scalar, the input's position, which asks the input for no batch; None = not saved.
+      source: the training's input, whose position is saved where it has one.
       config: which checkpoints to keep, and whether the caller waits for the disk.
       model_dir: the run directory.
       facts: what the manifests say beside the values.
@@ -56,25 +55,25 @@ class Saver:
     def __init__(
         self,
         variables: Mapping[str, tf.Variable],
-        position: tf.Tensor | None,
+        source: structs.Input | None,
         *,
         config: config_lib.CheckpointConfig,
         model_dir: str,
         facts: Facts | None = None,
     ):
-        if 'global_step' not in variables or POSITION in variables:
+        if 'global_step' not in variables or position.POSITION in variables:
             raise ValueError(
-                f"The variables to save must hold 'global_step' and not {POSITION!r}, got {sorted(variables)}; "
+                f"The variables to save must hold 'global_step' and not {position.POSITION!r}, got {sorted(variables)}; "
                 'name them as in TrainStep.saved.'
             )
         self._config = config
         self._model_dir = os.path.abspath(model_dir)
         self._facts = facts or Facts()
-        self._has_position = position is not None
-        self._snapshot = snapshot.make({**variables, **({} if position is None else {POSITION: position})})
+        self._position = position.Asker(source, self._model_dir)
+        self._snapshot = snapshot.make(variables, self._position.given)
         with tf.name_scope('checkpoint/'):
-            self._now = [variables[name].read_value() + 0 for name in ('global_step', 'examples_seen') if name in variables]
-        self._tried = [self._now[0], *([] if position is None else [position])]
+            self._now = {name: variables[name].read_value() + 0 for name in ('global_step', 'examples_seen') if name in variables}
+        self._now.update(self._position.now)
         self._session: tf.Session | None = None
         self._take: Any = None
         self._write_files: Any = None
@@ -94,10 +93,7 @@ class Saver:
         return None if self._published is None else manifest.prefix_of(self._model_dir, self._published)
 
     def prepare(self, session: tf.Session) -> None:
-        """Makes the run directory ready and the first save as quick as the others; variables and input must be set.
-
-        It sweeps what a killed writer left, and asks once for the input's position: an input that has none fails here.
-        """
+        """Makes the run directory ready, and sweeps what a killed writer left; the variables must be set."""
         if self._session is session:
             return
         self._facts.guard()
@@ -105,11 +101,12 @@ class Saver:
         swept = manifest.sweep(self._model_dir)
         if swept:
             logging.info('Removed what a stopped writer left in %s: %s.', self._model_dir, ', '.join(swept))
-        step = int(session.run(self._tried)[0])
+        step = int(session.run(self._now['global_step']))
         # Checkpoints of later steps are not this run's past: it started from this one because those were bad.
         self._distrusted = {found.step for found in manifest.all(self._model_dir) if found.step > step}
         self._tidy()
-        self._take = session.make_callable([self._snapshot.take, *self._now])
+        self._take = session.make_callable([self._snapshot.take, self._now], accept_options=True)
+        self._position.prepare(session)
         self._write_files = None
         self._session = session
 
@@ -132,8 +129,37 @@ class Saver:
                 f'A checkpoint has been in writing for {_WRITE_LIMIT_SECS:.0f} s in {self._model_dir}; expected it to end. Check the disk.'
             )
         self.prepare(session)
-        moment = _Moment(*map(int, self._take()[1:]))
+        moment = self._moment()
+        assert moment is not None
         if self._is_saved(moment.step, final):
+        with self._saving:
+            self._save(session, final, last)
+
+    def rescue(self, blocked: Callable[[], bool]) -> bool:
+        """Saves the last finished step while the next one waits for its input; for another thread than the training's.
+
+        Args:
+          blocked: whether the step still waits, so that it can't have changed anything.
+
+        Returns:
+          Whether the step is saved; False where it has gone on meanwhile, or the training saves by itself.
+
+        Raises:
+          CheckpointError: it could not be saved.
+        """
+        if not self._saving.acquire(blocking=False):
+            return False
+        try:
+            if not self.wait(_WRITE_LIMIT_SECS):
+                return False
+            moment = self._moment(blocked=blocked)
+            if moment is not None and not self._is_saved(moment.step, False):
+                self._write(moment, False, True)
+            return moment is not None
+        finally:
+            self._saving.release()
+
+    def _save(self, session: tf.Session, final: bool, last: bool) -> None:
             self._published = moment.step
             if final:
                 self._finish(moment.step)
@@ -150,6 +176,16 @@ class Saver:
           Exception: what stopped the writer, other than the storage.
         """
         if self._thread is not None:
+    def _moment(self, blocked: Callable[[], bool] | None = None) -> _Moment | None:
+        """Takes a snapshot; None where a step that was to be `blocked` isn't."""
+        options = None if blocked is None else tf.RunOptions(inter_op_thread_pool=-1)  # the session's threads may all be blocked
+        _, now = self._take(options=options)
+        if blocked is not None and not blocked():
+            return None
+        step = int(now['global_step'])
+        given = self._position.values(now, step, blocked=blocked is not None, but=tuple(self._distrusted))
+        return _Moment(step, int(now.get('examples_seen', 0)), given)
+
             self._thread.join(timeout)
             if self._thread.is_alive():
                 return False
@@ -195,7 +231,7 @@ class Saver:
         except (OSError, tf.errors.OpError) as error:
             self._facts.guard()
             self._discard(moment.step)
-            problem = _reason(error)
+            problem = snapshot.reason(error)
             if last:
                 raise manifest.CheckpointError(
                     f'The last checkpoint, of step {moment.step}, was not saved in {self._model_dir}: {problem}.'
@@ -215,9 +251,12 @@ class Saver:
         manifest.remove(self._model_dir, moment.step)
         prefix = manifest.prefix_of(self._model_dir, moment.step)
         if self._write_files is None:
-            self._write_files = self._session.make_callable(self._snapshot.write, [self._snapshot.prefix], accept_options=True)
+            self._write_files = self._session.make_callable(
+                self._snapshot.write, [self._snapshot.prefix, *self._position.given.values()], accept_options=True
+            )
         # A thread pool below 0 is the calling thread: the training keeps all of its own.
-        self._write_files(prefix + '.tmp', options=tf.RunOptions(inter_op_thread_pool=-1))
+        given = [moment.given[name] for name in self._position.given]
+        self._write_files(prefix + '.tmp', *given, options=tf.RunOptions(inter_op_thread_pool=-1))
         written = {}
         for ending in _ENDINGS:
             files.sync_file(prefix + '.tmp' + ending)
@@ -227,7 +266,7 @@ class Saver:
             examples=moment.examples,
             files=written,
             final=final,
-            input_fingerprint=self._facts.input_fingerprint if self._has_position else '',
+            input_fingerprint=self._position.fingerprint,
             semantics=self._facts.semantics,
         )
         self._facts.guard()
@@ -249,19 +288,10 @@ class Saver:
                 if each.step not in steps:
                     manifest.remove(self._model_dir, each.step)
         except OSError as error:
-            logging.warning('The list of checkpoints in %s was not brought up to date: %s.', self._model_dir, _reason(error))
+            logging.warning('The list of checkpoints in %s was not brought up to date: %s.', self._model_dir, snapshot.reason(error))
 
     def _discard(self, step: int) -> None:
         try:
             manifest.remove(self._model_dir, step)
         except OSError as error:
-            logging.warning('The parts of checkpoint %d in %s were not removed: %s.', step, self._model_dir, _reason(error))
-
-
-def _reason(error: OSError | tf.errors.OpError) -> str:
-    """The one line of an error that says what happened; TensorFlow's messages hold stack traces too."""
-    if isinstance(error, OSError):
-        return f'{error.strerror or error} ({error.filename})' if error.filename else str(error)
-    lines = [line.strip() for line in error.message.splitlines()]
-    telling = [line for line in lines if '; ' in line and not line.startswith('File "')]
-    return snapshot.what_is_not_finite(error) or (telling or lines)[0]
+            logging.warning('The parts of checkpoint %d in %s were not removed: %s.', step, self._model_dir, snapshot.reason(error))

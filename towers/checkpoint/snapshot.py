@@ -30,11 +30,12 @@ class Snapshot(NamedTuple):
     prefix: tf.Tensor
 
 
-def make(sources: Mapping[str, tf.Variable | tf.Tensor]) -> Snapshot:
+def make(sources: Mapping[str, tf.Variable | tf.Tensor], given: Mapping[str, tf.Tensor] | None = None) -> Snapshot:
     """Adds the operations to the current graph, on its CPU.
 
     Args:
       sources: name in the checkpoint -> variable or tensor.
+      given: name in the checkpoint -> placeholder, to be fed when it is written.
     """
     names = sorted(sources)
     with tf.name_scope('checkpoint'):
@@ -52,16 +53,25 @@ def make(sources: Mapping[str, tf.Variable | tf.Tensor]) -> Snapshot:
                 for name, shadow, value in zip(names, shadows, values, strict=True)
             ]
             prefix = tf.placeholder(tf.string, [], name='prefix')
-            save = tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=[''] * len(names), tensors=held)
+            given = given or {}
+            all_names = [*names, *given]
+            all_values = [*held, *given.values()]
+            save = tf.raw_ops.SaveV2(prefix=prefix, tensor_names=all_names, shape_and_slices=[''] * len(all_names), tensors=all_values)
             with tf.control_dependencies([save]):
                 write = tf.group(*[tf.raw_ops.DestroyResourceOp(resource=shadow) for shadow in shadows])
     return Snapshot(take, write, prefix)
 
 
-def what_is_not_finite(error: tf.errors.OpError) -> str | None:
-    """Which value stopped `Snapshot.write` by not being finite, in a few words; None if something else did."""
+def reason(error: OSError | tf.errors.OpError) -> str:
+    """What stopped a write, in one line; TensorFlow's messages hold stack traces too."""
+    if isinstance(error, OSError):
+        return f'{error.strerror or error} ({error.filename})' if error.filename else str(error)
     found = _NOT_FINITE.search(error.message)
-    return f'{found[1]} has {found[2]} values' if found else None
+    if found:
+        return f'{found[1]} has {found[2]} values'
+    lines = [line.strip() for line in error.message.splitlines()]
+    telling = [line for line in lines if '; ' in line and not line.startswith('File "')]
+    return (telling or lines)[0]
 
 
 def _value(source: tf.Variable | tf.Tensor) -> tf.Tensor:

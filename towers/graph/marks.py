@@ -28,7 +28,7 @@ def make(source: structs.Input, parts: Sequence[tuple[structs.Tower, Sequence[st
     """
     with tf.name_scope('marks'):
         batch = tf.nest.flatten([tower.features for tower in source.batches], expand_composites=True)
-        made = [_mark('the input', 'input', parts[0][0].host, batch)]
+        made = [source.mark or _mark('the input', 'input', parts[0][0].host, batch)]
         for tower, tensors in parts:
             made_last = tf.nest.flatten([tensor for tensor in tensors if tensor is not None], expand_composites=True)
             made.append(_mark(f'tower {tower.index} on {tower.devices[0]}', tower.scope, tower.devices[0], made_last))

@@ -46,12 +46,14 @@ class Gate:
       examples: int64 scalar, examples in the batch.
       finite: bool scalar, whether the update is finite; None = an update is applied as it is.
       otherwise: makes the operations that run in place of a step that is not finite.
+      first: operations that every step runs, before it changes anything.
     """
 
     weight: tf.Tensor
     examples: tf.Tensor
     finite: tf.Tensor | None = None
     otherwise: Callable[[], Sequence[tf.Operation]] = tuple
+    first: Sequence[tf.Operation] = ()
 
 
 def counters(device: str) -> Counters:
@@ -90,7 +92,7 @@ def make(
     counts = [count.step, count.examples, count.skipped, tf.get_default_graph().as_graph_element(count.global_step)]
     passes = _passes(gate)
     sides = None if passes is None else _sides(passes)
-    readers = [*report.values(), *counts, *[w.value for w in writes], *(sides[:1] if sides else ())]
+    readers = [*gate.first, *report.values(), *counts, *[w.value for w in writes], *(sides[:1] if sides else ())]
     applied, made = [], []
     for update in updates:
         slots: list[tf.Variable] = []
@@ -150,7 +152,7 @@ def _sides(passes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 def _skipped(gate: Gate, count: Counters, closed: tf.Tensor) -> tf.Tensor:
     """The closed side, after what there is to do on it."""
-    with tf.control_dependencies([closed, count.skipped]), tf.name_scope(_GATE):
+    with tf.control_dependencies([closed, count.skipped, *gate.first]), tf.name_scope(_GATE):
         done = [] if gate.finite is None else [count.skipped_steps.assign_add(_bad(gate), read_value=False), *gate.otherwise()]
         with tf.control_dependencies(done):
             return tf.identity(closed)

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -72,17 +73,21 @@ def training(source: Source, section: config.InputConfig, towers: Sequence[struc
     sharded = section.input_pipeline == 'sharded'
     with tf.device(towers[0].host), tf.name_scope(_SCOPE):
         batched = functools.partial(_batched, size=size, drop_remainder=whole)
-        dataset = source.passes.repeated(batched, section.train_epochs, may_be_empty=source.size is None and not source.endless)
-        made = (_sharded if sharded else _global)(dataset, section.prefetch, towers)
+        first = tf.placeholder_with_default(tf.constant(0, tf.int64), [], name='first_pass')
+        may_be_empty = source.size is None and not source.endless
+        dataset = source.passes.repeated(batched, section.train_epochs, first=first, may_be_empty=may_be_empty)
+        made, place = (_sharded if sharded else _global)(dataset, section.prefetch, towers)
+        made = positions.counted(made, place, first)
         if source.endless or section.train_epochs is None:
             # It has no end, so no error is one: an iterator whose run another operation cancelled may say that it has ended.
             made = dataclasses.replace(made, ended=tf.constant(False))
     if not section.exact_resume:
-        made = dataclasses.replace(made, position=None, restore_position=None)
-    # Two inputs with equal facts can exchange positions; the number of towers matters only where each has a pipeline.
+        made = dataclasses.replace(made, position=None, restore_position=None, taken=None, go_to=None)
+    # Two inputs with equal facts give the same batches; the number of towers matters only where each has a pipeline.
     form = (*source.passes.kinds, repr(dataset.element_spec))
-    facts = (form, source.size, size, section.train_epochs is None, len(towers) if sharded else 0)
-    fingerprint = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    facts = (form, source.size, size, section.train_epochs is None)
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    fingerprint = f'{digest}/{f"sharded-{len(towers)}" if sharded else "global"}'
     return dataclasses.replace(made, fingerprint=fingerprint, epoch_examples=source.size)
 
 
@@ -93,7 +98,8 @@ def evaluation(source: Source, batch_size: int, towers: Sequence[structs.Tower])
     size = batch_size * len(towers)
     whole = source.size is not None and source.size % size == 0
     with tf.device(towers[0].host), tf.name_scope(_SCOPE):
-        made = _global(_batched(source.passes.make(), size, drop_remainder=whole), None, towers, saved=False)
+        batches = _batched(source.passes.make(), size, drop_remainder=whole)
+        made, _ = _global(tf.data.Dataset.zip((tf.data.Dataset.range(1, tf.int64.max), batches)), None, towers, saved=False)
     return dataclasses.replace(made, epoch_examples=source.size)
 
 
@@ -124,9 +130,11 @@ def _prefetched(dataset: tf.data.Dataset, prefetch: int | None) -> tf.data.Datas
     return dataset.prefetch(ahead).with_options(options) if ahead else dataset.with_options(options)
 
 
-def _global(dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[structs.Tower], *, saved: bool = True) -> structs.Input:
+def _global(
+    dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[structs.Tower], *, saved: bool = True
+) -> tuple[structs.Input, tf.Tensor]:
     iterator = tf.data.make_initializable_iterator(_prefetched(dataset, prefetch))
-    features = iterator.get_next()
+    place, features = iterator.get_next()
     batches, examples = _split(features, towers)
     ended = tf.logical_not(iterator.get_next_as_optional().has_value())
     position, restore = positions.make([iterator]) if saved else (None, None)
@@ -138,25 +146,28 @@ def _global(dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[str
         position=position,
         restore_position=restore,
         fingerprint='',
-    )
+    ), place
 
 
-def _sharded(dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[structs.Tower]) -> structs.Input:
-    static = _nest.flatten(dataset.element_spec)[0].shape.as_list()[0]
-    iterators, batches, totals = [], [], []
+def _sharded(dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[structs.Tower]) -> tuple[structs.Input, tf.Tensor]:
+    static = _nest.flatten(dataset.element_spec[1])[0].shape.as_list()[0]
+    iterators, batches, totals, places = [], [], [], []
     for tower in towers:
         with tf.device(tower.host):
-            own = _prefetched(dataset.map(_slicer(dataset, tower.index, len(towers)), num_parallel_calls=1), prefetch)
+            own = _prefetched(dataset.map(_slicer(tower.index, len(towers)), num_parallel_calls=1), prefetch)
             iterator = tf.data.make_initializable_iterator(own)
-            features, count, first, total = iterator.get_next()
+            place, features, count, first, total = iterator.get_next()
         if static is not None:  # Known facts stay constants, as in the other pipeline.
             sizes = _static_sizes(static, len(towers))
             count, first, total = (tf.constant(x, tf.int64) for x in (sizes[tower.index], sum(sizes[: tower.index]), static))
         iterators.append(iterator)
         totals.append(total)
+        places.append(place)
         batches.append(structs.TowerBatch(features, count, first))
     ended = tf.logical_not(iterators[0].get_next_as_optional().has_value())
     position, restore = positions.make(iterators)
+    with tf.control_dependencies(places):
+        place = tf.identity(places[0])
     return structs.Input(
         batches=tuple(batches),
         examples=totals[0],
@@ -165,24 +176,22 @@ def _sharded(dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[st
         position=position,
         restore_position=restore,
         fingerprint='',
-    )
+    ), place
 
 
-def _slicer(dataset: tf.data.Dataset, tower: int, towers: int) -> Callable[..., tuple[structs.Batch, tf.Tensor, tf.Tensor, tf.Tensor]]:
-    """A map from a global batch to (the tower's rows, their number, the first one's index, the global batch's size)."""
-    unpacked = type(dataset.element_spec) is tuple  # `map` spreads a tuple over the arguments
+def _slicer(tower: int, towers: int) -> Callable[[tf.Tensor, structs.Batch], tuple[Any, ...]]:
+    """A map from a place and a global batch to (place, the tower's rows, their number, the first one's index, the global batch's size)."""
 
-    def pick(*element: structs.Batch) -> tuple[structs.Batch, tf.Tensor, tf.Tensor, tf.Tensor]:
-        features = element if unpacked else element[0]
+    def pick(place: tf.Tensor, features: structs.Batch) -> tuple[Any, ...]:
         static, total = _rows(features)
         if static is not None:
             sizes = _static_sizes(static, towers)
             n, lo = sizes[tower], sum(sizes[:tower])
             part = _nest.map_structure(lambda x: _slice(x, lo, n), features)
-            return part, tf.constant(n, tf.int64), tf.constant(lo, tf.int64), total
+            return place, part, tf.constant(n, tf.int64), tf.constant(lo, tf.int64), total
         counts, firsts = bounds(total, towers)
         count, first = counts[tower], firsts[tower]
-        return _nest.map_structure(lambda x: _slice(x, first, tf.maximum(count, 1)), features), count, first, total
+        return place, _nest.map_structure(lambda x: _slice(x, first, tf.maximum(count, 1)), features), count, first, total
 
     return pick
 

@@ -60,22 +60,32 @@ class Passes:
         made = tf.data.experimental.from_variant(variant, self.dataset.element_spec)
         return made.with_options(self.options)
 
-    def repeated(self, arrange: Callable[[tf.data.Dataset], tf.data.Dataset], count: int | None, *, may_be_empty: bool) -> tf.data.Dataset:
-        """The passes one after the other.
+    def repeated(
+        self,
+        arrange: Callable[[tf.data.Dataset], tf.data.Dataset],
+        count: int | None,
+        *,
+        first: tf.Tensor | int = 0,
+        may_be_empty: bool,
+    ) -> tf.data.Dataset:
+        """The passes one after the other, as pairs of (place, what `arrange` gives).
+
+        A place is int64 [2]: the number of the pass, and how many elements it has given so far, this one included.
 
         Args:
           arrange: what is done with each pass by itself, such as batching.
           count: number of passes; None = for ever.
+          first: number of the first of them.
           may_be_empty: whether a pass without elements must be looked for; it is an error then, where TensorFlow's own
             `repeat` would look for ever.
         """
 
         @_as_it_is
         def one(number: tf.Tensor) -> tf.data.Dataset:
-            made = arrange(self.make(number))
+            made = _placed(arrange(self.make(number)), number)
             return _marked(made) if may_be_empty else made
 
-        made = tf.data.Dataset.range(tf.int64.max if count is None else count).flat_map(one)
+        made = tf.data.Dataset.range(first, tf.int64.max if count is None else count).flat_map(one)
         return (_checked(made) if may_be_empty else made).with_options(self.options)
 
 
@@ -157,6 +167,11 @@ def _functions(node: Any) -> Iterator[Any]:
         if attribute.HasField('func'):
             yield attribute.func
         yield from attribute.list.func
+
+
+def _placed(batches: tf.data.Dataset, number: tf.Tensor) -> tf.data.Dataset:
+    """(place, batch) for each batch of pass `number`."""
+    return batches.enumerate(start=1).map(_as_it_is(lambda place, batch: (tf.stack([number, place]), batch)))
 
 
 def _marked(batches: tf.data.Dataset) -> tf.data.Dataset:

@@ -1,8 +1,10 @@
 """The input's position: the state of its iterators as one string, which a checkpoint carries."""
 
 import contextlib
+import dataclasses
 import logging
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +13,7 @@ from absl import logging as absl_logging
 
 from towers import errors, structs
 
+_SAY_SECS = 10.0
 _STATEFUL = re.compile(r'(\w+) is stateful')
 _REMEDIES = (
     (r'PyFunc', 'A generator or Python function can only start anew: make it of TensorFlow operations'),
@@ -32,6 +35,58 @@ def make(iterators: Sequence[tf.data.Iterator]) -> tuple[tf.Tensor, Callable[[tf
         return tf.group(*[saveable.restore([variant], None) for saveable, variant in zip(saveables, variants, strict=True)])
 
     return position, restore
+
+
+def counted(source: structs.Input, place: tf.Tensor, first_pass: tf.Tensor) -> structs.Input:
+    """The input with its places: a mark that counts the batches, and a variable with the place of the one that the last step took.
+
+    The count goes up first: whoever has read the place, and then finds that no more batches have come, knows that no
+    step had begun to change anything.
+
+    Args:
+      source: the input.
+      place: int64 [2], the number of a batch's pass, and how many batches of it there were so far.
+      first_pass: int64 scalar to feed to the initializer, the pass to begin with.
+    """
+    with tf.name_scope('marks'):
+        batch = tf.nest.flatten([tower.features for tower in source.batches], expand_composites=True)
+        count, taken = _local('input', []), _local('taken', [2])
+        with tf.control_dependencies(batch), tf.control_dependencies([count.assign_add(1, read_value=False)]):
+            advance = taken.assign(place, read_value=False)
+        given = tf.placeholder(tf.int64, [2])
+        take = taken.assign(given, read_value=False)
+
+    def go_to(session: tf.Session, wanted: Sequence[int], start: Sequence[int] | None) -> None:
+        if start is None or tuple(start) > tuple(wanted):
+            session.run(source.initializer, {first_pass: wanted[0]})
+            start = (wanted[0], 0)
+        _read_on(session, place, tuple(start), tuple(wanted))
+        session.run(take, {given: wanted})
+
+    mark = structs.Mark('the input', advance, count.read_value())
+    return dataclasses.replace(source, taken=taken, go_to=go_to, mark=mark)
+
+
+def _local(name: str, shape: Sequence[int]) -> tf.Variable:
+    """A variable that is set with all others, and in no checkpoint by itself."""
+    zeros = tf.zeros(shape, tf.int64)
+    return tf.Variable(zeros, trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES], name=name, use_resource=True)
+
+
+def _read_on(session: tf.Session, place: tf.Tensor, now: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    """Reads batches up to that of a place, and says every ten seconds how far it has come."""
+    said = time.monotonic()
+    batches = 0
+    while now < wanted:
+        now = tuple(int(number) for number in session.run(place))
+        batches += 1
+        if time.monotonic() - said > _SAY_SECS:
+            said = time.monotonic()
+            absl_logging.info('Reading on to batch %d of pass %d: batch %d of pass %d.', wanted[1], wanted[0], now[1], now[0])
+    if now != wanted:
+        raise ValueError(f'pass {wanted[0]} of the data has no batch {wanted[1]}, its next one is batch {now[1]} of pass {now[0]}')
+    if batches:
+        absl_logging.info('Read %d batches that the run has trained on, to go on behind them.', batches)
 
 
 def require(session: tf.Session, source: structs.Input) -> None:
