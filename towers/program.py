@@ -195,6 +195,7 @@ def _gate(
     report: Mapping[str, tf.Tensor],
 ) -> tuple[train_step.Gate, flight.Recorder | None]:
     """What lets a step through, and what looks into one that is not finite."""
+    first = () if source.mark is None else (source.mark.advance,)
     if config.nan_policy == 'ignore':
         return train_step.Gate(total.weight, total.examples, first=first), None
     also = {'the loss with the penalty': report['total_loss'], 'the learning rate': report['learning_rate']}
@@ -225,7 +226,6 @@ def _summaries(total: structs.Sum, source: structs.Input, config: config_lib.Con
         for path, leaf in _leaves(source.batches[0].features) if config.images else ():
             if leaf.shape.rank == 4 and leaf.shape[-1] in (1, 3, 4):
                 made.append(tf.raw_ops.ImageSummary(tag=f'input/{path}', tensor=leaf, max_images=_IMAGES))
-    first = () if source.mark is None else (source.mark.advance,)
     return tuple(made)
 
 

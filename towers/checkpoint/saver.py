@@ -81,6 +81,7 @@ class Saver:
         self._error: BaseException | None = None
         self._published: int | None = None
         self._distrusted: set[int] = set()
+        self._saving = threading.Lock()
 
     @property
     def busy(self) -> bool:
@@ -124,14 +125,6 @@ class Saver:
         Raises:
           CheckpointError: the last save failed, or a write hangs.
         """
-        if not self.wait(_WRITE_LIMIT_SECS):
-            raise manifest.CheckpointError(
-                f'A checkpoint has been in writing for {_WRITE_LIMIT_SECS:.0f} s in {self._model_dir}; expected it to end. Check the disk.'
-            )
-        self.prepare(session)
-        moment = self._moment()
-        assert moment is not None
-        if self._is_saved(moment.step, final):
         with self._saving:
             self._save(session, final, last)
 
@@ -160,6 +153,14 @@ class Saver:
             self._saving.release()
 
     def _save(self, session: tf.Session, final: bool, last: bool) -> None:
+        if not self.wait(_WRITE_LIMIT_SECS):
+            raise manifest.CheckpointError(
+                f'A checkpoint has been in writing for {_WRITE_LIMIT_SECS:.0f} s in {self._model_dir}; expected it to end. Check the disk.'
+            )
+        self.prepare(session)
+        moment = self._moment()
+        assert moment is not None
+        if self._is_saved(moment.step, final):
             self._published = moment.step
             if final:
                 self._finish(moment.step)
@@ -169,13 +170,6 @@ class Saver:
             self._thread = threading.Thread(target=self._run, args=(moment,), name='checkpoint-writer', daemon=True)
             self._thread.start()
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Blocks until the writer is idle and returns True, or for `timeout` seconds and returns False.
-
-        Raises:
-          Exception: what stopped the writer, other than the storage.
-        """
-        if self._thread is not None:
     def _moment(self, blocked: Callable[[], bool] | None = None) -> _Moment | None:
         """Takes a snapshot; None where a step that was to be `blocked` isn't."""
         options = None if blocked is None else tf.RunOptions(inter_op_thread_pool=-1)  # the session's threads may all be blocked
@@ -186,6 +180,13 @@ class Saver:
         given = self._position.values(now, step, blocked=blocked is not None, but=tuple(self._distrusted))
         return _Moment(step, int(now.get('examples_seen', 0)), given)
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """Blocks until the writer is idle and returns True, or for `timeout` seconds and returns False.
+
+        Raises:
+          Exception: what stopped the writer, other than the storage.
+        """
+        if self._thread is not None:
             self._thread.join(timeout)
             if self._thread.is_alive():
                 return False
