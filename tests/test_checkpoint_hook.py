@@ -14,6 +14,7 @@ class Notes:
 
     def __init__(self):
         self.busy = False
+        self.spent = 0.0
         self.asked = []
 
     def prepare(self, session):
@@ -50,12 +51,24 @@ def made(clock=lambda: 0.0, final=lambda: True, **settings):
         ({'save_steps': 3}, [1, 2, 2, 3, 3, 4], [3]),  # skipped steps
         ({'save_steps': 2}, [0, 0, 1, 2], [2]),  # the first ones too
         ({'save_steps': 0}, range(1, 50), []),
-        ({'save_steps': None}, range(1, 50), []),
+        ({}, range(1, 301), [100, 200, 300]),
+        ({'save_secs': 1e9}, range(1, 301), []),
     ],
 )
 def test_by_steps(settings, steps, expected):
     hook, saver = made(**settings)
     assert drive(hook, steps, saver) == expected
+
+
+def test_by_default_a_save_comes_when_the_last_one_is_paid_for():
+    now = [0.0]
+    hook, saver = made(clock=lambda: now[0])
+    saver.spent = 0.025
+    saved = []
+    for step in range(1, 1001):
+        now[0] += 0.01
+        saved += drive(hook, [step], saver)
+    assert saved == [100, 400, 700, 1000]
 
 
 def test_nothing_is_saved_before_the_first_step_that_was_made():

@@ -113,6 +113,51 @@ def test_every_is_due(settings, asked, due):
     assert found == due
 
 
+@pytest.mark.parametrize(
+    ('cost', 'expected'), [(0.0, [2, 4, 6, 8, 10, 12]), (0.02, [2, 4, 6, 8, 10, 12]), (0.03, [2, 6, 10]), (0.05, [2, 8])]
+)
+def test_with_a_share_a_multiple_comes_only_when_the_last_one_is_paid_for(cost, expected):
+    clock, found = Clock(), []
+    timer = every.Every(2, clock=clock, share=0.01)
+    for step in range(1, 13):  # a second a step
+        if timer.due(step):
+            found.append(step)
+            timer.took(cost)
+        clock.now += 1.0
+    assert found == expected
+
+
+def test_only_what_nobody_asked_for_is_passed_over():
+    for timer, expected in ((every.often(3, 5), [3, 6, 9]), (every.often(None, 5), [5])):
+        found = []
+        for step in range(1, 11):
+            if timer.due(step):
+                found.append(step)
+                timer.took(1e9)
+        assert found == expected
+
+
+def test_summaries_that_cost_much_come_less_often_unless_asked_for():
+    def steps_of(when):
+        written = []
+
+        class Slow(tf.train.SessionRunHook):
+            def before_run(self, run_context):
+                clock.now += 1.0
+
+        clock = when.clock = Clock()
+
+        def write(step, proto):
+            clock.now += 0.05
+            written.append(step)
+
+        run(lambda made: [Slow(), summary.SummaryHook(made, when=when, write=write)], steps=24)
+        return written
+
+    assert steps_of(every.Every(2)) == list(range(2, 25, 2))
+    assert steps_of(every.Every(2, share=0.01)) == [2, 4, 10, 16, 22]  # the first one prepares, and says nothing of the cost
+
+
 # Progress
 
 

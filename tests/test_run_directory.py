@@ -180,7 +180,7 @@ class TakeOver(tf.train.SessionRunHook):
             )
 
 
-@pytest.mark.parametrize('settings', [{}, {'sync_checkpoint': True}, {'save_steps': None}])
+@pytest.mark.parametrize('settings', [{}, {'sync_checkpoint': True}, {'save_steps': 0}])
 def test_a_trainer_that_lost_its_lock_writes_nothing_more(tmp_path, settings, monkeypatch):
     monkeypatch.setattr('towers.hooks.guard._EVERY_SECS', 0.0)
     changed = config(tmp_path, train_steps=20, keep_checkpoints=1, **settings)
@@ -195,7 +195,7 @@ def test_a_trainer_that_lost_its_lock_writes_nothing_more(tmp_path, settings, mo
 
 def test_the_last_save_is_not_made_without_the_lock(tmp_path):
     with pytest.raises(lock.LockError, match='was taken over'):
-        towers.train(model, numbers, config(tmp_path, save_steps=None), hooks=[TakeOver(tmp_path, 3)])
+        towers.train(model, numbers, config(tmp_path, save_steps=0), hooks=[TakeOver(tmp_path, 3)])
     assert manifest.all(str(tmp_path)) == []
 
 

@@ -30,7 +30,7 @@ def model(batch, *, training):
 
 
 def config(model_dir, **changes):
-    settings = {'optimizer': 'momentum', 'learning_rate': 0.05, 'global_batch_size': 8, 'save_steps': None, 'train_steps': 6, **changes}
+    settings = {'optimizer': 'momentum', 'learning_rate': 0.05, 'global_batch_size': 8, 'save_steps': 0, 'train_steps': 6, **changes}
     return harness.config(**settings, model_dir=str(model_dir))
 
 

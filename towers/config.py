@@ -266,5 +266,10 @@ def evaluation_devices(config: Config) -> DeviceConfig:
     towers = config.eval_num_gpus
     needed = math.ceil(towers / config.towers_per_gpu)
     fields['visible_gpus'] = config.visible_gpus[:needed] if len(config.visible_gpus) >= needed else ()
-    fields['xla'] = config.xla and config.eval_device != 'cpu'
+    on_cpu = config.eval_device == 'cpu'
+    fields['xla'] = config.xla and not on_cpu
+    own = config.eval_gpu_memory_fraction
+    if own is not None or on_cpu:
+        fields.update(gpu_memory_fraction=own, gpu_memory_limit_mb=None, memory_plan='off')
+    fields['host_memory_mb'] = None  # the training's
     return DeviceConfig(**{**fields, 'num_gpus': towers, 'device': config.eval_device})

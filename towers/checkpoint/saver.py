@@ -81,12 +81,18 @@ class Saver:
         self._error: BaseException | None = None
         self._published: int | None = None
         self._distrusted: set[int] = set()
+        self._spent = 0.0
         self._saving = threading.Lock()
 
     @property
     def busy(self) -> bool:
         """Whether a write is under way, which the next `save` would wait for."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def spent(self) -> float:
+        """Processor seconds that the last write took, in its own thread."""
+        return self._spent
 
     @property
     def newest(self) -> str | None:
@@ -226,7 +232,7 @@ class Saver:
             self._error = error
 
     def _write(self, moment: _Moment, final: bool, last: bool) -> None:
-        start = time.monotonic()
+        start, spent = time.monotonic(), time.thread_time()
         try:
             self._publish(moment, final)
         except (OSError, tf.errors.OpError) as error:
@@ -245,6 +251,7 @@ class Saver:
         self._distrusted.discard(moment.step)
         logging.info('Saved checkpoint %s in %.2f s.', self.newest, time.monotonic() - start)
         self._tidy()
+        self._spent = time.thread_time() - spent
 
     def _publish(self, moment: _Moment, final: bool) -> None:
         assert self._session is not None

@@ -11,6 +11,7 @@ from towers import config as config_lib
 from towers.hooks import every
 
 _LONG_SECS = 600.0
+_SAVE_STEPS = 100
 
 
 class Saver(Protocol):
@@ -19,6 +20,10 @@ class Saver(Protocol):
     @property
     def busy(self) -> bool:
         """Whether the last save is still being written."""
+
+    @property
+    def spent(self) -> float:
+        """Processor seconds that the last write took."""
 
     def prepare(self, session: tf.Session) -> None:
         """Called once, before the first step."""
@@ -30,13 +35,14 @@ class Saver(Protocol):
 class CheckpointHook(tf.train.SessionRunHook):
     """Saves at every multiple of `save_steps`, after every `save_secs`, and at the end.
 
+    Where neither is given it saves at multiples of 100 steps, or less often where that would take more than 1 % of the time.
     Nothing is saved before a first interval has passed. A save that is due while the last one is still being written is
     put off to the first step after it, so no step waits for the disk.
 
     Args:
       saver: what saves.
       step: int64 scalar, global_step after the step.
-      config: `save_steps` and `save_secs`; None or 0 = not by that.
+      config: `save_steps` and `save_secs`; 0 = not by that.
       final: asked at the end: whether the run is done, so that its checkpoint is marked as the final one.
       clock: seconds that never go back.
     """
@@ -53,7 +59,10 @@ class CheckpointHook(tf.train.SessionRunHook):
         self._saver = saver
         self.steady_request = tf.train.SessionRunArgs(step)
         self._final = final
-        self._every = every.Every(config.save_steps, config.save_secs, clock)
+        by_default = config.save_steps is None and not config.save_secs
+        self._every = every.Every(
+            _SAVE_STEPS if by_default else config.save_steps, config.save_secs, clock, share=every.SHARE if by_default else None
+        )
         self._clock = clock
         self._owed_since: float | None = None
         self._stepped = False
@@ -72,8 +81,10 @@ class CheckpointHook(tf.train.SessionRunHook):
         if self._owed_since is None:
             return
         if not self._saver.busy:
+            started = self._clock()
             self._saver.save(run_context.session)
             self._owed_since = None
+            self._every.took(self._clock() - started + self._saver.spent)  # the write before this one, whose end is known
         elif self._clock() - self._owed_since > _LONG_SECS:
             logging.warning('A checkpoint is due and the one before it has not been written for %.0f s; is the disk slow?', _LONG_SECS)
             self._owed_since = self._clock()

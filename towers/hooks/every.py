@@ -1,7 +1,9 @@
-"""When a hook acts: every so many steps or seconds."""
+"""When a hook acts: every so many steps or seconds, or as often as costs next to nothing."""
 
 import time
 from collections.abc import Callable
+
+SHARE = 0.01  # of the time, that reports and checkpoints each take where nobody said how often they are wanted
 
 
 class Every:
@@ -12,26 +14,44 @@ class Every:
     it is due at either; with neither, or 0, never.
     """
 
-    def __init__(self, steps: int | None = None, secs: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        steps: int | None = None,
+        secs: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        share: float | None = None,
+    ) -> None:
         """Starts counting when it is asked for the first time.
 
         Args:
           steps: due at multiples of it; None or 0 = not by steps.
           secs: due after so many seconds; None or 0 = not by time.
           clock: returns the time in seconds.
+          share: multiples of `steps` are passed over as long as acting, by what `took` was told, would take a larger part of
+            the time than this; None = none is.
         """
         self.clock = clock
         self._steps = steps or 0
         self._secs = secs or 0.0
+        self._share = share
         self._asked_at: int | None = None
         self._due_at: float | None = None
+        self._not_before = float('-inf')
 
     def due(self, step: int) -> bool:
         """Whether to act at `step`; to be asked once a step, with rising steps but where the training goes back."""
         before = step - 1 if self._asked_at is None or step < self._asked_at else self._asked_at
         self._asked_at = step
         by_steps = self._steps > 0 and step // self._steps > before // self._steps
+        if by_steps and self._share is not None:
+            by_steps = self.clock() >= self._not_before
         return self._is_time(by_steps) if self._secs else by_steps
+
+    def took(self, secs: float) -> None:
+        """Says what it cost to act just now, in seconds."""
+        if self._share is not None:
+            self._not_before = self.clock() + secs / self._share
 
     def _is_time(self, by_steps: bool) -> bool:
         now = self.clock()
@@ -39,3 +59,8 @@ class Every:
         due = by_steps or now - started >= self._secs
         self._due_at = now if due else started
         return due
+
+
+def often(steps: int | None, default: int) -> Every:
+    """Every `steps` exactly; None = every `default` steps, or less often where that would take more than `SHARE` of the time."""
+    return Every(default, share=SHARE) if steps is None else Every(steps)

@@ -48,7 +48,9 @@ class ProgressHook(tf.train.SessionRunHook):
         """Shows the first step and those that are due."""
         self._values = run_values.results
         if self._when.due(int(run_values.results[0])) or self._first is None:
+            began = self._clock()
             self._show()
+            self._when.took(self._clock() - began)
 
     def end(self, session: tf.Session) -> None:
         """Shows the last step."""

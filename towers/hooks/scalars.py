@@ -79,7 +79,9 @@ class ScalarsHook(tf.train.SessionRunHook):
         if self._mark is None:
             self._mark = _Mark(self._started, report['step'] - 1, report['examples_seen'] - report['examples'])
         if due:
+            began = self._when.clock()
             self._write(report)
+            self._when.took(self._when.clock() - began)
         self._mark = _Mark(self._when.clock(), report['step'], report['examples_seen'])
 
     def _report(self) -> dict[str, Any]:

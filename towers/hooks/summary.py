@@ -32,6 +32,9 @@ class SummaryHook(tf.train.SessionRunHook):
         self._step = 0
         self._stride = 1  # steps that a call makes, as far as was seen
         self._due = False
+        self._began = 0.0
+        self._usual: float | None = None  # seconds of a step without summaries
+        self._prepared = False
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Reads the step that the session starts from."""
@@ -40,6 +43,7 @@ class SummaryHook(tf.train.SessionRunHook):
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
         """Asks for the summaries where they are due."""
         self._due = self._when.due(self._step + self._stride)
+        self._began = self._when.clock()
         return self._full if self._due else self._quiet
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
@@ -50,6 +54,15 @@ class SummaryHook(tf.train.SessionRunHook):
             scalars, summaries = run_values.results[1 : 1 + len(self._names)], run_values.results[1 + len(self._names) :]
             values = [tf.Summary.Value(tag=name, simple_value=float(value)) for name, value in zip(self._names, scalars, strict=True)]
             self._write(step, tf.Summary(value=[*values, *merge(summaries, self._prefixes)]))
+            self._note_cost()
+        elif self._prepared:
+            self._usual = self._when.clock() - self._began
+
+    def _note_cost(self) -> None:
+        """What these summaries cost above a step without; the first ones don't count, for which TensorFlow prepares itself."""
+        if self._prepared and self._usual is not None:
+            self._when.took(max(0.0, self._when.clock() - self._began - self._usual))
+        self._prepared = True
 
 
 def merge(summaries: Iterable[bytes], prefixes: Sequence[str]) -> list[tf.Summary.Value]:
