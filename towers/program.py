@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import tensorflow.compat.v1 as tf
 
 from towers import config as config_lib
-from towers import randomness, structs
-from towers.graph import build, chain, devices, marks, moved, optimizers, schedules, strategies, train_step
+from towers import connecting, randomness, structs
+from towers.graph import build, chain, marks, moved, optimizers, schedules, strategies, train_step
 from towers.graph.reduce import central
 from towers.input import inputs
-from towers.run import flight, process
+from towers.run import flight
 
 DEFAULT_STEPS = 400
 _IMAGES = 3
@@ -26,8 +26,7 @@ class Program:
     Attributes:
       graph: holds everything below.
       step: the training step.
-      placement: where the towers run.
-      proto: the session's options.
+      site: where it runs.
       total_steps: global_step at which the training ends, None where only the data or the clock ends it.
       init: operation that initialises all variables, global and local, and lookup tables.
       recorder: keeps the batch of a step that was not finite; None where none is looked for.
@@ -35,11 +34,33 @@ class Program:
 
     graph: tf.Graph
     step: structs.TrainStep
-    placement: structs.Placement
-    proto: tf.ConfigProto
+    site: connecting.Site
     total_steps: int | None
     init: tf.Operation
     recorder: flight.Recorder | None
+
+    @property
+    def placement(self) -> structs.Placement:
+        """Where the towers run."""
+        return self.site.placement
+
+    @property
+    def proto(self) -> tf.ConfigProto:
+        """The session's options."""
+        return self.site.proto
+
+
+@dataclasses.dataclass(frozen=True)
+class Extras:
+    """What a user may bring beside the model and the data.
+
+    Attributes:
+      optimizer: function from the learning rate (fp32 scalar tensor) to a tf.train.Optimizer, in place of `config.optimizer`.
+      links: functions from Sum to Sum, the last links of the chain before the update.
+    """
+
+    optimizer: optimizers.Factory | None = None
+    links: tuple[chain.Link, ...] = ()
 
 
 def make(
@@ -63,20 +84,29 @@ def make(
     Raises:
       ValueError: the model, the dataset and the configuration don't fit together, or `placement` is strict and not possible.
     """
-    placement = devices.place(config)
-    proto = process.claim(config, placement)
-    graph = tf.Graph()
+    return at(connecting.local(config), model, dataset, config, Extras(optimizer, tuple(links)))
+
+
+def at(
+    site: connecting.Site, model: structs.Model, dataset: structs.Dataset, config: config_lib.Config, extras: Extras | None = None
+) -> Program:
+    """Builds the training graph of `model` on every tower of a site; see `make`."""
+    graph, placement, extras = tf.Graph(), site.placement, extras or Extras()
     with graph.as_default(), tf.device(placement.parameter_device):
         tf.set_random_seed(config.seed)
         count = train_step.counters(placement.parameter_device)
-        source = inputs.training(inputs.open_source(dataset, host=placement.towers[0].host, proto=proto), config, placement.towers)
+        opened = inputs.open_source(dataset, host=placement.towers[0].host, proto=site.proto, target=site.target)
+        source = inputs.training(opened, config, placement.towers)
         steps = total_steps(config, source.epoch_examples, len(placement.towers))
         rate = _learning_rate(config, count.step, source, steps, len(placement.towers))
-        step, recorder = _step(model, config, source, placement, _Given(count, rate, optimizer or optimizers.make(config), tuple(links)))
+        step, recorder = _step(
+            model, config, source, placement, _Given(count, rate, extras.optimizer or optimizers.make(config), extras.links)
+        )
         with tf.name_scope('init'):
             init = tf.group(tf.global_variables_initializer(), tf.local_variables_initializer(), tf.tables_initializer())
-    moved.check(graph, proto, config)
-    return Program(graph, step, placement, proto, steps, init, recorder)
+    if not site.target:  # other machines place their part themselves
+        moved.check(graph, site.proto, config)
+    return Program(graph, step, site, steps, init, recorder)
 
 
 def total_steps(config: config_lib.Config, epoch_examples: int | None, towers: int) -> int | None:

@@ -189,7 +189,7 @@ def opened(
         stopping = [*_nan(made, config, rollback), *_stopping(made, config, stop_event or threading.Event())]
         told = watch.StepHook(watching, step.step), watch.SavingHook(watching)
         every_hook = (guard.GuardHook(claim.check), told[0], *stopping, *hooks, told[1], *_reporting(made, config, closing, events), saving)
-        master = session.MasterSession(made.graph, every_hook, proto=made.proto, initialize=starter.start, ended=step.input.ended)
+        master = session.MasterSession(made.graph, every_hook, connect=made.site.session, initialize=starter.start, ended=step.input.ended)
         with watching, master:
             try:
                 yield master

@@ -68,7 +68,7 @@ def test_laws_9_and_21_stock_hooks_see_the_right_step_and_the_graph_stays_as_it_
             session.run(operation)
 
     steps = []
-    with session_lib.MasterSession(made.graph, hooks, proto=made.proto, initialize=initialize) as session:
+    with session_lib.MasterSession(made.graph, hooks, connect=made.site.session, initialize=initialize) as session:
         size = len(made.graph.get_operations())
         while not session.should_stop():
             steps.append(int(session.run([made.step.step, made.step.ops])[0]))

@@ -34,13 +34,14 @@ class Source:
     endless: bool
 
 
-def open_source(dataset: structs.Dataset, *, host: str, proto: tf.ConfigProto | None = None) -> Source:
+def open_source(dataset: structs.Dataset, *, host: str, proto: tf.ConfigProto | None = None, target: str = '') -> Source:
     """Makes the user's dataset in the current graph and asks for its size.
 
     Args:
       dataset: zero-argument function that returns a tf.data.Dataset of single examples.
       host: device string of the CPU that reads it.
       proto: options of the session that asks; the master session's own, since a process keeps the first ones.
+      target: of the server that asks; empty = this process alone.
 
     Raises:
       ValueError: `dataset` does not return a dataset, or an empty one.
@@ -52,7 +53,7 @@ def open_source(dataset: structs.Dataset, *, host: str, proto: tf.ConfigProto | 
         source = passes.of(made)
         cardinality = tf.data.experimental.cardinality(source.make())
     graph = tf.get_default_graph()
-    with tf.Session(graph=graph, config=proto) as session:
+    with tf.Session(target, graph=graph, config=proto) as session:
         size = int(session.run(cardinality))
     if size == 0:
         raise ValueError('The dataset has no examples; expected at least one. Check its files and filters.')
@@ -75,8 +76,13 @@ def training(source: Source, section: config.InputConfig, towers: Sequence[struc
         batched = functools.partial(_batched, size=size, drop_remainder=whole)
         first = tf.placeholder_with_default(tf.constant(0, tf.int64), [], name='first_pass')
         may_be_empty = source.size is None and not source.endless
-        dataset = source.passes.repeated(batched, section.train_epochs, first=first, may_be_empty=may_be_empty)
-        made, place = (_sharded if sharded else _global)(dataset, section.prefetch, towers)
+        repeated = functools.partial(source.passes.repeated, batched, section.train_epochs, first=first, may_be_empty=may_be_empty)
+        dataset = repeated()
+
+        def on(host: str) -> tf.data.Dataset:
+            return dataset if host == towers[0].host else repeated()  # a dataset does not cross to another machine
+
+        made, place = (_sharded if sharded else _global)(on, section.prefetch, towers)
         made = positions.counted(made, place, first)
         if source.endless or section.train_epochs is None:
             # It has no end, so no error is one: an iterator whose run another operation cancelled may say that it has ended.
@@ -99,7 +105,8 @@ def evaluation(source: Source, batch_size: int, towers: Sequence[structs.Tower])
     whole = source.size is not None and source.size % size == 0
     with tf.device(towers[0].host), tf.name_scope(_SCOPE):
         batches = _batched(source.passes.make(), size, drop_remainder=whole)
-        made, _ = _global(tf.data.Dataset.zip((tf.data.Dataset.range(1, tf.int64.max), batches)), None, towers, saved=False)
+        numbered = tf.data.Dataset.zip((tf.data.Dataset.range(1, tf.int64.max), batches))
+        made = _global(lambda host: numbered, None, towers, saved=False)[0]
     return dataclasses.replace(made, epoch_examples=source.size)
 
 
@@ -131,29 +138,48 @@ def _prefetched(dataset: tf.data.Dataset, prefetch: int | None) -> tf.data.Datas
 
 
 def _global(
-    dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[structs.Tower], *, saved: bool = True
+    on: Callable[[str], tf.data.Dataset], prefetch: int | None, towers: Sequence[structs.Tower], *, saved: bool = True
 ) -> tuple[structs.Input, tf.Tensor]:
-    iterator = tf.data.make_initializable_iterator(_prefetched(dataset, prefetch))
-    place, features = iterator.get_next()
-    batches, examples = _split(features, towers)
-    ended = tf.logical_not(iterator.get_next_as_optional().has_value())
-    position, restore = positions.make([iterator]) if saved else (None, None)
+    """The same batches on each machine, of which its towers take their rows; a position is right for all of them."""
+    iterators, places, totals = [], [], []
+    batches: list[structs.TowerBatch] = []
+    for host in dict.fromkeys(tower.host for tower in towers):
+        with tf.device(host):
+            iterator = tf.data.make_initializable_iterator(_prefetched(on(host), prefetch))
+            place, features = iterator.get_next()
+            own, examples = _split(features, towers, host)
+        iterators.append(iterator)
+        places.append(place)
+        batches.extend(own)
+        totals.append(examples)
+    position, restore = positions.make(iterators, same=True) if saved else (None, None)
     return structs.Input(
-        batches=batches,
-        examples=examples,
-        initializer=iterator.initializer,
-        ended=ended,
+        batches=tuple(batches),
+        examples=totals[0],
+        initializer=tf.group(*[iterator.initializer for iterator in iterators]),
+        ended=tf.logical_not(iterators[0].get_next_as_optional().has_value()),
         position=position,
         restore_position=restore,
         fingerprint='',
-    ), place
+    ), _of_all(places)
 
 
-def _sharded(dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[structs.Tower]) -> tuple[structs.Input, tf.Tensor]:
-    static = _nest.flatten(dataset.element_spec[1])[0].shape.as_list()[0]
+def _of_all(places: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The first place, once every pipeline has given its batch."""
+    if len(places) == 1:
+        return places[0]
+    with tf.control_dependencies(places):
+        return tf.identity(places[0])
+
+
+def _sharded(
+    on: Callable[[str], tf.data.Dataset], prefetch: int | None, towers: Sequence[structs.Tower]
+) -> tuple[structs.Input, tf.Tensor]:
     iterators, batches, totals, places = [], [], [], []
     for tower in towers:
         with tf.device(tower.host):
+            dataset = on(tower.host)
+            static = _nest.flatten(dataset.element_spec[1])[0].shape.as_list()[0]
             own = _prefetched(dataset.map(_slicer(tower.index, len(towers)), num_parallel_calls=1), prefetch)
             iterator = tf.data.make_initializable_iterator(own)
             place, features, count, first, total = iterator.get_next()
@@ -166,8 +192,6 @@ def _sharded(dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[st
         batches.append(structs.TowerBatch(features, count, first))
     ended = tf.logical_not(iterators[0].get_next_as_optional().has_value())
     position, restore = positions.make(iterators)
-    with tf.control_dependencies(places):
-        place = tf.identity(places[0])
     return structs.Input(
         batches=tuple(batches),
         examples=totals[0],
@@ -176,7 +200,7 @@ def _sharded(dataset: tf.data.Dataset, prefetch: int | None, towers: Sequence[st
         position=position,
         restore_position=restore,
         fingerprint='',
-    ), place
+    ), _of_all(places)
 
 
 def _slicer(tower: int, towers: int) -> Callable[[tf.Tensor, structs.Batch], tuple[Any, ...]]:
@@ -196,28 +220,35 @@ def _slicer(tower: int, towers: int) -> Callable[[tf.Tensor, structs.Batch], tup
     return pick
 
 
-def _split(features: structs.Batch, towers: Sequence[structs.Tower]) -> tuple[tuple[structs.TowerBatch, ...], tf.Tensor]:
-    """Each tower's rows of the global batch, and its number of examples."""
+def _split(features: structs.Batch, towers: Sequence[structs.Tower], host: str) -> tuple[tuple[structs.TowerBatch, ...], tf.Tensor]:
+    """The rows of the global batch of each tower of a machine, and the number of examples in all."""
     static, rows = _rows(features)
     n = len(towers)
+    own = [place for place, tower in enumerate(towers) if tower.host == host]
     examples = tf.constant(static, tf.int64) if static is not None else rows
     if n == 1:
         return (structs.TowerBatch(features, examples, tf.constant(0, tf.int64)),), examples
     if static is not None:
         sizes = _static_sizes(static, n)
-        flat = [tf.split(x, sizes) if isinstance(x, tf.Tensor) else _pieces(x, sizes) for x in _nest.flatten(features)]
         firsts = [sum(sizes[:i]) for i in range(n)]
-        parts = [_nest.pack_sequence_as(features, [pieces[i] for pieces in flat]) for i in range(n)]
+        kept = [sizes[i] for i in own]
+        if len(own) < n:  # of a machine's copy of the batch only its own rows are looked at
+            features = _nest.map_structure(lambda x: _slice(x, firsts[own[0]], sum(kept)), features)
+        flat = [tf.split(x, kept) if isinstance(x, tf.Tensor) else _pieces(x, kept) for x in _nest.flatten(features)]
         batches = [
-            structs.TowerBatch(part, tf.constant(size, tf.int64), tf.constant(first, tf.int64))
-            for part, size, first in zip(parts, sizes, firsts, strict=True)
+            structs.TowerBatch(
+                _nest.pack_sequence_as(features, [pieces[place] for pieces in flat]),
+                tf.constant(sizes[i], tf.int64),
+                tf.constant(firsts[i], tf.int64),
+            )
+            for place, i in enumerate(own)
         ]
         return tuple(batches), examples
     counts, first = (tf.unstack(x, n) for x in bounds(rows, n))
     lengths = [tf.maximum(count, 1) for count in counts]
     return tuple(
-        structs.TowerBatch(_nest.map_structure(lambda x, lo=lo, size=size: _slice(x, lo, size), features), count, lo)
-        for count, lo, size in zip(counts, first, lengths, strict=True)
+        structs.TowerBatch(_nest.map_structure(lambda x, lo=first[i], size=lengths[i]: _slice(x, lo, size), features), counts[i], first[i])
+        for i in own
     ), examples
 
 

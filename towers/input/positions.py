@@ -22,17 +22,29 @@ _REMEDIES = (
 )
 
 
-def make(iterators: Sequence[tf.data.Iterator]) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Operation]]:
-    """The iterators' state as one string scalar, and the function that sets them to it."""
+def make(iterators: Sequence[tf.data.Iterator], *, same: bool = False) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Operation]]:
+    """The iterators' state as one string scalar, and the function that sets them to it.
+
+    Args:
+      iterators: of all pipelines, each on its own device.
+      same: whether they are at the same place of the same batches, so that the state of the first is that of all.
+    """
     with _without_deprecation_notice():
         saveables = [tf.data.experimental.make_saveable_from_iterator(iterator) for iterator in iterators]
-    states = [tf.io.serialize_tensor(saveable.specs[0].tensor) for saveable in saveables]
+    devices = [iterator.initializer.device for iterator in iterators]
+    states = []
+    for saveable, device in list(zip(saveables, devices, strict=True))[: 1 if same else None]:
+        with tf.device(device):
+            states.append(tf.io.serialize_tensor(saveable.specs[0].tensor))
     position = tf.io.serialize_tensor(tf.stack(states))
 
     def restore(saved: tf.Tensor) -> tf.Operation:
-        parts = tf.ensure_shape(tf.io.parse_tensor(saved, tf.string), [len(saveables)])
-        variants = [tf.io.parse_tensor(part, tf.variant) for part in tf.unstack(parts)]
-        return tf.group(*[saveable.restore([variant], None) for saveable, variant in zip(saveables, variants, strict=True)])
+        parts = tf.unstack(tf.ensure_shape(tf.io.parse_tensor(saved, tf.string), [len(states)]))
+        made = []
+        for saveable, device, part in zip(saveables, devices, parts * len(iterators) if same else parts, strict=True):
+            with tf.device(device):  # the state itself does not cross to another device
+                made.append(saveable.restore([tf.io.parse_tensor(part, tf.variant)], None))
+        return tf.group(*made)
 
     return position, restore
 

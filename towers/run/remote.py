@@ -32,9 +32,11 @@ class RemoteSession(tf.Session):
             nonlocal called
             if called and options is None:
                 options = usual
-            elif called and not options.timeout_in_ms:
-                given, options = options, tf.RunOptions(timeout_in_ms=self._limit_ms)
-                options.MergeFrom(given)
+            elif called and options is not None and not options.timeout_in_ms:
+                limited = tf.RunOptions()
+                limited.CopyFrom(options)
+                limited.timeout_in_ms = self._limit_ms
+                options = limited
             result = prepared(*args, options=options, run_metadata=run_metadata)
             called = True
             return result
