@@ -166,3 +166,12 @@ def test_synthetic_classes_are_patterns_with_noise_and_splits_differ():
     assert means[0].std() > 0.8 and not set(_counted(*train)) & set(_counted(*test))
     other = _read(data.synthetic.load(seed=4, shape=(16, 16, 1), classes=4, examples=(400, 100)).test)
     assert abs(other[0] - test[0]).max() > 1
+
+
+def test_no_bytes_are_transposed_of_which_the_runtime_complains_on_some_processors(case):
+    splits, _ = case
+    with tf.Graph().as_default() as graph:
+        splits.train()
+        definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    assert [node.name for node in nodes if node.op == 'Transpose' and node.attr['T'].type == tf.uint8.as_datatype_enum] == []
