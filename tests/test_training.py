@@ -179,6 +179,23 @@ def test_another_runs_values_start_a_new_one_but_not_its_step(six_steps, tmp_pat
     assert 'out: excluded' in caplog.text
 
 
+def nothing(rate):
+    return None
+
+
+@pytest.mark.parametrize(
+    ('given', 'message'),
+    [
+        (tf.train.GradientDescentOptimizer(0.1), r'optimizer= wants a function from .*, got an object of .*GradientDescentOptimizer; give'),
+        (nothing, r'optimizer= must return a tf\.train\.Optimizer, got None; give e\.g\. optimizer=lambda rate: tf'),
+    ],
+    ids=['an optimizer', 'None'],
+)  # fmt: skip
+def test_what_is_no_optimizer_is_told_how_to_be_one(tmp_path, given, message):
+    with pytest.raises(ValueError, match=message):
+        towers.train(model, dataset, config(tmp_path), optimizer=given)
+
+
 def test_without_a_run_directory_it_makes_one():
     result = towers.train(model, dataset, harness.config(global_batch_size=8, train_steps=1))
     try:

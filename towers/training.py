@@ -68,6 +68,8 @@ def train(
     config = dataclasses.replace(config, model_dir=os.path.abspath(model_dir))
     if config.evaluate and eval_dataset is None:
         raise ValueError('--evaluate needs an evaluation dataset, got none; give --eval_dataset (eval_dataset= in Python).')
+    if optimizer is not None:
+        optimizers.require_factory(optimizer)
     if config.deterministic:
         tf.compat.v2.config.experimental.enable_op_determinism()
     job = _Job(model, dataset, config, eval_dataset, tuple(hooks), optimizer)

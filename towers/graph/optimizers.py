@@ -73,6 +73,9 @@ OPTIMIZERS: Mapping[str, Callable[..., tf.train.Optimizer]] = {
 }
 
 
+_REMEDY = 'give e.g. optimizer=lambda rate: tf.train.AdamOptimizer(rate).'
+
+
 def make(config: config_lib.OptimizerConfig) -> Factory:
     """A factory of the optimizer that `config` names.
 
@@ -85,6 +88,16 @@ def make(config: config_lib.OptimizerConfig) -> Factory:
         logging.warning('--optimizer=adamw with --weight_decay=0 is adam; give e.g. --weight_decay=0.01, or --optimizer=adam.')
     epsilon = {} if config.epsilon is None else {'epsilon': config.epsilon}
     return lambda learning_rate: build(config, learning_rate, **epsilon)
+
+
+def require_factory(given: Any) -> None:
+    """Refuses what is no function from a learning rate to an optimizer, such as an optimizer.
+
+    Raises:
+      ValueError: it can't be called.
+    """
+    if not callable(given):
+        raise ValueError(f'optimizer= wants a function from the learning rate to a tf.train.Optimizer, got {_a(given)}; {_REMEDY}')
 
 
 def apply(
@@ -111,7 +124,12 @@ def apply(
 
     Returns:
       Operation after which all variables and slots are new.
+
+    Raises:
+      ValueError: a user's factory gave something else than an optimizer.
     """
+    if not isinstance(optimizer, tf.train.Optimizer):
+        raise ValueError(f'The function given as optimizer= must return a tf.train.Optimizer, got {_a(optimizer)}; {_REMEDY}')
     with tf.device(update.device), tf.name_scope('apply/'):  # one scope for all copies' updates
         pairs = _cast(update)
         parts = [part for gradient, _ in pairs for part in _tensors(gradient)]
@@ -123,6 +141,10 @@ def apply(
                 stack.enter_context(update.scope())
             stack.enter_context(tf.control_dependencies(first))
             return optimizer.apply_gradients(pairs, name='update')
+
+
+def _a(given: Any) -> str:
+    return 'None' if given is None else f'an object of {type(given).__module__}.{type(given).__name__}'
 
 
 def _cast(update: structs.Update) -> list[tuple[tf.Tensor | tf.IndexedSlices, tf.Variable]]:
