@@ -15,6 +15,7 @@ sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent)]
 
 from towers import config, structs  # noqa: E402
 from towers.checkpoint import manifest, restore, saver  # noqa: E402
+from towers.input import positions  # noqa: E402
 
 EXAMPLES = 7  # for each step
 
@@ -103,14 +104,14 @@ def contents(prefix):
 
 
 def _input(iterator, fingerprint):
-    saveable = tf.data.experimental.make_saveable_from_iterator(iterator)
+    position, restore_position = positions.make([iterator])
     return structs.Input(
         batches=(),
         examples=tf.constant(EXAMPLES, tf.int64),
         initializer=iterator.initializer,
         ended=tf.constant(False),
-        position=tf.io.serialize_tensor(saveable.specs[0].tensor),
-        restore_position=lambda text: saveable.restore([tf.io.parse_tensor(text, tf.variant)], None),
+        position=position,
+        restore_position=restore_position,
         fingerprint=fingerprint,
     )
 

@@ -89,6 +89,6 @@ def test_data_that_ends_before_its_place_restarts_the_epoch_and_says_so(tmp_path
 
 
 def test_the_place_of_each_checkpoint_is_its_own(tmp_path):
-    towers.train(model, dataset, config(tmp_path, 2, 'sharded', save_steps=1, keep_checkpoints=9))
+    towers.train(model, dataset, config(tmp_path, 2, 'sharded', save_steps=1, keep_checkpoints=9, sync_checkpoint=True))
     places = [tf.train.load_checkpoint(found.prefix).get_tensor('input_place').tolist() for found in manifest.all(str(tmp_path))]
     assert places == [[[k // 3, k % 3 + 1]] * 2 for k in range(STEPS)]

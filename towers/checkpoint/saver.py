@@ -137,21 +137,13 @@ class Saver:
     def rescue(self, blocked: Callable[[], bool]) -> bool:
         """Saves the last finished step while the next one waits for its input; for another thread than the training's.
 
-        Args:
-          blocked: whether the step still waits, so that it can't have changed anything.
-
-        Returns:
-          Whether the step is saved; False where it has gone on meanwhile, or the training saves by itself.
-
-        Raises:
-          CheckpointError: it could not be saved.
+        `blocked` says whether the step still waits, so that it can't have changed anything. Returns whether it is saved: not
+        where the step has gone on, or the training saves by itself. Raises as the last `save` does.
         """
         if not self._saving.acquire(blocking=False):
             return False
         try:
-            if not self.wait(_WRITE_LIMIT_SECS):
-                return False
-            moment = self._moment(blocked=blocked)
+            moment = self._moment(blocked=blocked) if self.wait(_WRITE_LIMIT_SECS) else None
             if moment is not None and not self._is_saved(moment.step, False):
                 self._write(moment, False, True)
             return moment is not None
