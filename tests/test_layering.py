@@ -6,11 +6,11 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-L0 = {'structs', 'options', 'config', 'device_config', 'cluster_config', 'eval_config', 'metrics', 'randomness', 'errors'}
+L0 = {'structs', 'options', 'config', 'device_config', 'cluster_config', 'eval_config', 'identity', 'metrics', 'randomness', 'errors'}
 L2 = {'strategies'}
 L3 = {
     'program', 'run_directory', 'starting', 'training', 'replaying', 'evaluator', 'results', 'evaluation', 'companion', 'exporting',
-    'connecting', 'recovering',
+    'connecting', 'recovering', 'serving', 'joining', 'planner',
 }  # fmt: skip
 # Folders whose files are stages of their own; in the others (checkpoint, hooks, reduce) all files together are one stage.
 ROOMS = {'input', 'graph', 'run', 'directory', 'evaluators'}
@@ -19,6 +19,7 @@ PARTS = {
     'gradients': 'build',
     'passes': 'inputs',
     'reseeding': 'variables',
+    'rows': 'optimizers',
     'positions': 'inputs',
     'writes': 'build',
     'fetching': 'session',
@@ -26,6 +27,7 @@ PARTS = {
     'signals': 'session',
     'remote': 'session',
     'watchdog': 'session',
+    'rescue': 'session',
     'marks': 'session',
     'holder': 'lock',
     'bundle': 'flight',

@@ -69,7 +69,7 @@ def ftrl(g, t, s):
 
 
 FORMULAS = {
-    'sgd': steepest, 'momentum': momentum, 'nesterov': nesterov, 'adam': adam, 'adamw': adam, 'rmsprop': rmsprop, 'adagrad': adagrad,
+    'sgd': steepest, 'momentum': momentum, 'nesterov': nesterov, 'adam': adam, 'lazy_adam': adam, 'adamw': adam, 'rmsprop': rmsprop, 'adagrad': adagrad,
     'adagrad_da': adagrad_da, 'adadelta': adadelta, 'ftrl': ftrl, 'proximal_sgd': steepest, 'proximal_adagrad': adagrad,
 }  # fmt: skip
 
@@ -320,12 +320,12 @@ def test_epsilon_reaches_the_optimizer(name):
 @pytest.mark.parametrize(
     ('given', 'message'),
     [
-        ({'optimizer': 'sgd', 'epsilon': 0.1}, '--epsilon=0.1 is for --optimizer=adam|adamw|rmsprop|adadelta, got --optimizer=sgd;'),
+        ({'optimizer': 'sgd', 'epsilon': 0.1}, '--epsilon=0.1 is for --optimizer=adam|lazy_adam|adamw|rmsprop|adadelta, got --optimizer=sgd;'),
         (
             {'optimizer': 'adam', 'momentum': 0.5},
             '--momentum=0.5 is for --optimizer=momentum|nesterov|rmsprop, got --optimizer=adam; leave',
         ),
-        ({'beta2': 0.5}, '--beta2=0.5 is for --optimizer=adam|adamw, got --optimizer=momentum'),
+        ({'beta2': 0.5}, '--beta2=0.5 is for --optimizer=adam|lazy_adam|adamw, got --optimizer=momentum'),
         ({'rho': 0.5}, '--rho=0.5 is for --optimizer=rmsprop|adadelta, got --optimizer=momentum'),
         (
             {'boundaries': (30.0, 60.5)},

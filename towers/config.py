@@ -77,10 +77,10 @@ class InputConfig(Section):
 # Fields of the optimizer's section that mean something for some choices only: (the field that chooses, those choices).
 ONLY_FOR = {
     'momentum': ('optimizer', ('momentum', 'nesterov', 'rmsprop')),
-    'beta1': ('optimizer', ('adam', 'adamw')),
-    'beta2': ('optimizer', ('adam', 'adamw')),
+    'beta1': ('optimizer', ('adam', 'lazy_adam', 'adamw')),
+    'beta2': ('optimizer', ('adam', 'lazy_adam', 'adamw')),
     'rho': ('optimizer', ('rmsprop', 'adadelta')),
-    'epsilon': ('optimizer', ('adam', 'adamw', 'rmsprop', 'adadelta')),
+    'epsilon': ('optimizer', ('adam', 'lazy_adam', 'adamw', 'rmsprop', 'adadelta')),
     'boundaries': ('schedule', ('piecewise',)),
     'decay_rate': ('schedule', ('piecewise', 'exponential')),
     'decay_every': ('schedule', ('exponential',)),
@@ -96,9 +96,9 @@ class OptimizerConfig(Section):
     """Optimizer: the update and its learning rate."""
 
     optimizer: Literal[
-        'sgd', 'momentum', 'nesterov', 'adam', 'adamw', 'rmsprop', 'adagrad', 'adagrad_da', 'adadelta', 'ftrl',
+        'sgd', 'momentum', 'nesterov', 'adam', 'lazy_adam', 'adamw', 'rmsprop', 'adagrad', 'adagrad_da', 'adadelta', 'ftrl',
         'proximal_sgd', 'proximal_adagrad',
-    ] = option('momentum', "tf.train's optimizers by name; nesterov is momentum with look-ahead, adamw adam that wants --weight_decay")  # fmt: skip  # noqa: E501
+    ] = option('momentum', "tf.train's optimizers by name; nesterov is momentum with look-ahead, lazy_adam adam that leaves rows without a gradient, adamw adam that wants --weight_decay")  # fmt: skip  # noqa: E501
     learning_rate: float = option(0.05, 'learning rate before the schedule; never scaled by the number of towers')
     momentum: float = option(0.9, 'of momentum, nesterov and rmsprop')
     beta1: float = option(0.9, "decay of Adam's first moment")
@@ -186,7 +186,8 @@ class CheckpointConfig(Section):
     """Checkpoints: saving, keeping and starting from them."""
 
     save_steps: int | None = option(
-        None, 'steps between checkpoints; 0 = not by steps; by default 100, or more where that took over 1 % of the time, unless save_secs is given'
+        None,
+        'steps between checkpoints; 0 = not by steps; by default 100, or more where that took over 1 % of the time, unless save_secs is given',
     )
     save_secs: float | None = option(None, 'seconds between checkpoints')
     keep_checkpoints: int = option(5, 'newest checkpoints to keep')

@@ -9,6 +9,7 @@ from absl import logging
 
 from towers import config as config_lib
 from towers import structs
+from towers.graph import rows
 
 Factory: TypeAlias = Callable[[tf.Tensor], tf.train.Optimizer]  # learning rate -> a fresh optimizer
 
@@ -18,15 +19,19 @@ def _sgd(config: config_lib.OptimizerConfig, rate: tf.Tensor, **_: Any) -> tf.tr
 
 
 def _momentum(config: config_lib.OptimizerConfig, rate: tf.Tensor, **_: Any) -> tf.train.Optimizer:
-    return tf.train.MomentumOptimizer(rate, config.momentum)
+    return rows.Momentum(rate, config.momentum)
 
 
 def _nesterov(config: config_lib.OptimizerConfig, rate: tf.Tensor, **_: Any) -> tf.train.Optimizer:
-    return tf.train.MomentumOptimizer(rate, config.momentum, use_nesterov=True)
+    return rows.Momentum(rate, config.momentum, use_nesterov=True)
 
 
 def _adam(config: config_lib.OptimizerConfig, rate: tf.Tensor, **epsilon: float) -> tf.train.Optimizer:
     return tf.train.AdamOptimizer(rate, config.beta1, config.beta2, **epsilon)
+
+
+def _lazy_adam(config: config_lib.OptimizerConfig, rate: tf.Tensor, **epsilon: float) -> tf.train.Optimizer:
+    return rows.LazyAdam(rate, config.beta1, config.beta2, **epsilon)
 
 
 def _rmsprop(config: config_lib.OptimizerConfig, rate: tf.Tensor, **epsilon: float) -> tf.train.Optimizer:
@@ -34,7 +39,7 @@ def _rmsprop(config: config_lib.OptimizerConfig, rate: tf.Tensor, **epsilon: flo
 
 
 def _adagrad(config: config_lib.OptimizerConfig, rate: tf.Tensor, **_: Any) -> tf.train.Optimizer:
-    return tf.train.AdagradOptimizer(rate)
+    return rows.Adagrad(rate)
 
 
 def _adagrad_da(config: config_lib.OptimizerConfig, rate: tf.Tensor, **_: Any) -> tf.train.Optimizer:
@@ -62,6 +67,7 @@ OPTIMIZERS: Mapping[str, Callable[..., tf.train.Optimizer]] = {
     'momentum': _momentum,
     'nesterov': _nesterov,
     'adam': _adam,
+    'lazy_adam': _lazy_adam,
     'adamw': _adam,  # the decay is decoupled, so it's `apply`'s
     'rmsprop': _rmsprop,
     'adagrad': _adagrad,
