@@ -187,7 +187,8 @@ class CheckpointConfig(Section):
 
     save_steps: int | None = option(
         None,
-        'steps between checkpoints; 0 = not by steps; by default 100, or more where that took over 1 % of the time, unless save_secs is given',
+        'steps between checkpoints; 0 = not by steps; by default 100, or more where that took over 1 % of the time, unless '
+        'save_secs is given',
     )
     save_secs: float | None = option(None, 'seconds between checkpoints')
     keep_checkpoints: int = option(5, 'newest checkpoints to keep')
