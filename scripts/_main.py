@@ -15,6 +15,7 @@ from absl import flags
 from scripts import _flags
 from towers import errors
 from towers.run import signals
+from towers.sessions import admission
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DONE, FAILED, MISUSED, DIVERGED, STOPPED = 0, 1, 2, 3, 75  # 76 is given by the session itself: run() was blocked
@@ -64,7 +65,7 @@ def _guarded(main: Callable[[flags.FlagValues], int], values: flags.FlagValues, 
         code = _code(error)
         if code is None:
             raise
-        return _say(code, error)
+        return _say(code, error, getattr(error, 'screen', None))
 
 
 def _code(error: Exception) -> int | None:
@@ -75,6 +76,8 @@ def _code(error: Exception) -> int | None:
     """
     if isinstance(error, errors.Diverged):
         return DIVERGED
+    if isinstance(error, admission.Refused):
+        return MISUSED
     of_a_step = type(error).__module__.startswith('tensorflow.') and _raised_in(error, 'towers')
     if of_a_step or type(error).__module__.startswith('towers.'):
         return FAILED
@@ -108,6 +111,7 @@ def _asks_help(argv: list[str]) -> bool:
     return any(argument in ('--help', '-help', '-h', '-?', '--helpfull', '--helpshort') for argument in argv[1:])
 
 
-def _say(code: int, message: object) -> int:
-    print(' '.join(str(message).split()), file=sys.stderr)
+def _say(code: int, message: object, screen: str | None = None) -> int:
+    """A message in one line, or a table that the error brings."""
+    print(screen or ' '.join(str(message).split()), file=sys.stderr)
     return code

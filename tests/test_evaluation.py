@@ -101,13 +101,15 @@ def test_nothing_else_in_the_run_directory_changes(tmp_path):
     publish(tmp_path, 3, 20)
 
     def state():
-        return {entry.name: (entry.stat().st_mtime_ns, entry.stat().st_size) for entry in os.scandir(tmp_path) if entry.name != 'eval'}
+        others = [entry for entry in os.scandir(tmp_path) if entry.name not in ('eval', 'sessions')]
+        return {entry.name: (entry.stat().st_mtime_ns, entry.stat().st_size) for entry in others}
 
     before = state()
     evaluate(tmp_path)
     follow(tmp_path, done=lambda: True)
     assert state() == before
     assert os.listdir(tmp_path / 'eval') == ['test']
+    assert os.listdir(tmp_path / 'sessions') == []
 
 
 def test_the_same_result_is_written_once(tmp_path):

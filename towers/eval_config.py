@@ -19,6 +19,7 @@ class EvalConfig(options.Section):
     eval_batch_size: int = options.option(256, 'examples for each tower and evaluation step')
     eval_num_gpus: int = options.option(1, 'towers of the evaluator')
     eval_device: Literal['auto', 'gpu', 'cpu'] = options.option('cpu', "where the evaluator's towers run")
+    eval_gpu_memory_fraction: float | None = options.option(None, "the evaluator's share of each of its GPUs, as --gpu_memory_fraction")
     eval_idle_secs: float = options.option(600.0, 'seconds without a new checkpoint after which a continuous evaluator ends')
 
     def __post_init__(self) -> None:

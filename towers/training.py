@@ -15,14 +15,15 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import config as config_lib
-from towers import program, starting, structs
+from towers import joining, program, starting, structs
 from towers.checkpoint import manifest, saver
 from towers.directory import record, run_directory
 from towers.evaluators import companion, evaluation
 from towers.evaluators import results as results_lib
-from towers.graph import marks, optimizers
+from towers.graph import devices, marks, optimizers
 from towers.hooks import checkpointing, every, guard, nan, progress, scalars, start, stop, summary, watch, weightless
-from towers.run import bundle, session, signals, watchdog, writers
+from towers.run import bundle, process, session, signals, watchdog, writers
+from towers.sessions import membership
 
 _CLOSE_SECS = 60.0  # for a checkpoint still being written when the training fails
 _EVALUATION_SECS = 24 * 3600.0  # no wait is without a limit
@@ -55,7 +56,7 @@ def train(
 
     Raises:
       ValueError: model, dataset and configuration don't fit together, or not to what the run was trained under; or
-        another trainer is at work in the run directory.
+        another trainer is at work in the run directory; or it does not fit beside other sessions of this machine (Refused).
       LockError: another trainer has taken the run directory over, so nothing more was written.
       Diverged: the loss or a gradient is not finite.
       Stalled: a step took longer than it may; where it can't be ended the process ends, with exit code 1.
@@ -72,8 +73,11 @@ def train(
         optimizers.require_factory(optimizer)
     if config.deterministic:
         tf.compat.v2.config.experimental.enable_op_determinism()
-    job = _Job(model, dataset, config, eval_dataset, tuple(hooks), optimizer)
-    return signals.run_in_worker(functools.partial(_run, job), grace_secs=config.grace_secs)
+    with joining.joined(config, joining.master(config)) as (config, member):
+        if not config.worker_hosts:
+            process.claim(config, devices.place(config))  # here, where the caller's line is known
+        job = _Job(model, dataset, config, eval_dataset, tuple(hooks), optimizer, member)
+        return signals.run_in_worker(functools.partial(_run, job), grace_secs=config.grace_secs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +88,7 @@ class _Job:
     eval_dataset: structs.Dataset | None
     hooks: tuple[tf.train.SessionRunHook, ...]
     optimizer: optimizers.Factory | None
+    member: membership.Membership
 
     @property
     def model_dir(self) -> str:
@@ -141,6 +146,7 @@ def _train(job: _Job, made: program.Program, claim: run_directory.Claim, stop_ev
         return reached
     if stop_event.is_set():  # while the graph was built
         return dataclasses.replace(reached, stopped_by='signal')
+    job.member.follow(lambda: reached.step)
     with opened(made, config, claim=claim, hooks=job.hooks, stop_event=stop_event) as master:
         _loop(master, step, reached, stop_event)
     reached.stopped_by = master.stopped_by or 'hook'
@@ -264,4 +270,5 @@ def _scores(job: _Job, reached: _Reached, stop_event: threading.Event, beside: c
     known = results_lib.Results(job.model_dir, job.config.eval_name).last()
     if reached.step == reached.first_step and known.get('step') == reached.step:
         return known
-    return evaluation.once(job.model, job.eval_dataset, job.config, stop=stop_event)
+    config = dataclasses.replace(job.config, eval_gpu_memory_fraction=None)  # this process has its share
+    return evaluation.once(job.model, job.eval_dataset, config, stop=stop_event)

@@ -84,7 +84,7 @@ def once(
     results = results_lib.Results(model_dir, config.eval_name)
     reader = manifest.Reader(model_dir)
     given = _newest(model_dir, reader) if checkpoint is None else find(model_dir, checkpoint)
-    with evaluator.Evaluator(model, dataset, config) as session, results:
+    with evaluator.opened(model, dataset, config) as session, results:
         if checkpoint is None:
             given = _load_newest(session, model_dir, reader) or given
         else:
@@ -119,7 +119,7 @@ def follow(
     model_dir = run_directory(config)
     results = results_lib.Results(model_dir, config.eval_name)
     waiting = queue.Queue(model_dir, results, config.eval_cadence)
-    with evaluator.Evaluator(model, dataset, config) as session, results, waiting:
+    with evaluator.opened(model, dataset, config) as session, results, waiting:
         since = time.monotonic()
         while not stop.is_set():
             over = done is not None and done()  # asked before looking, so that nothing comes in between

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,13 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import config as config_lib
-from towers import errors, metrics, structs
+from towers import errors, joining, metrics, structs
 from towers.checkpoint import manifest, restore
 from towers.graph import build, devices, marks, moved, strategies
 from towers.graph.reduce import central
 from towers.input import inputs
 from towers.run import process, session, watchdog
+from towers.sessions import admission
 
 LOSS = 'loss'
 RESERVED = ('step', 'examples', LOSS, 'seconds', 'checkpoint', 'saved')
@@ -48,13 +49,16 @@ class Evaluator(contextlib.AbstractContextManager):
       model: `model(batch, *, training) -> ModelOutput`.
       dataset: zero-argument function that returns a tf.data.Dataset of single examples, which ends.
       config: `model_dir`, `eval_*`, threads and time limits are used.
+      section: the devices; those that `config` gives an evaluator if not given.
 
     Raises:
       ValueError: model, dataset and configuration don't fit together.
     """
 
-    def __init__(self, model: structs.Model, dataset: structs.Dataset, config: config_lib.Config):
-        section = config_lib.evaluation_devices(config)
+    def __init__(
+        self, model: structs.Model, dataset: structs.Dataset, config: config_lib.Config, *, section: config_lib.DeviceConfig | None = None
+    ):
+        section = section or config_lib.evaluation_devices(config)
         self._placement = _place(section)
         self._proto = process.claim(section, self._placement)
         self._graph = tf.Graph()
@@ -78,6 +82,7 @@ class Evaluator(contextlib.AbstractContextManager):
         self._session: Any = None
         self._watch: Any = None
         self._step: Any = None
+        self.loaded: int | None = None  # step of the checkpoint
 
     def __enter__(self) -> 'Evaluator':
         self._session = tf.Session(graph=self._graph, config=self._proto)
@@ -155,6 +160,26 @@ class Evaluator(contextlib.AbstractContextManager):
             return False
 
 
+@contextlib.contextmanager
+def opened(model: structs.Model, dataset: structs.Dataset, config: config_lib.Config) -> Iterator[Evaluator]:
+    """An evaluator in its `with` block, registered among the sessions of the run directory and of this machine.
+
+    Raises:
+      Refused: it does not fit beside the others.
+    """
+    role = joining.Role('evaluator', which=config.eval_name, model_dir=config.model_dir)
+    asked = config_lib.evaluation_devices(config)
+    _place(asked)
+    with contextlib.ExitStack() as closing:
+        try:
+            section, member = closing.enter_context(joining.joined(asked, role))
+        except admission.Refused as error:
+            raise admission.Refused(_renamed(str(error)), _renamed(error.screen)) from error
+        session = closing.enter_context(Evaluator(model, dataset, config, section=section))
+        member.follow(lambda: session.loaded)
+        yield session
+
+
 def _made(output: structs.TowerOutput) -> list[tf.Tensor | None]:
     """What a tower makes last."""
     return [output.output.loss, *(part for metric in output.metrics.values() for part in metric.sums)]
@@ -163,8 +188,15 @@ def _made(output: structs.TowerOutput) -> list[tf.Tensor | None]:
 def _place(section: config_lib.DeviceConfig) -> structs.Placement:
     try:
         return devices.place(section)
-    except ValueError as error:  # its remedy names the training's flags
-        raise ValueError(str(error).replace('--num_gpus', '--eval_num_gpus').replace('--device', '--eval_device')) from error
+    except ValueError as error:
+        raise ValueError(_renamed(str(error))) from error
+
+
+def _renamed(remedy: str) -> str:
+    """What names the training's flags, with the evaluator's."""
+    for flag in ('num_gpus', 'device', 'gpu_memory_fraction'):
+        remedy = remedy.replace(f'--{flag}', f'--eval_{flag}')
+    return remedy
 
 
 def _totals(outputs: Sequence[structs.TowerOutput], device: str) -> dict[str, structs.Metric]:

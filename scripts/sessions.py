@@ -1,0 +1,50 @@
+"""Who works in a run directory, or on this machine: python scripts/sessions.py --model_dir=runs/lenet-digits.
+
+Without --model_dir: all sessions of yours on this machine.
+"""
+
+import os
+import sys
+
+sys.path[0:1] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))), os.getcwd()]
+from scripts import _start
+
+_start.load_tensorflow(sys.argv)
+import time
+
+from absl import flags
+
+from scripts import _flags, _main
+from towers.sessions import admission, host, membership, report
+
+_CLEAR = '\x1b[H\x1b[2J'
+
+
+def define() -> flags.FlagValues:
+    """Which sessions, and how they are shown."""
+    values = flags.FlagValues()
+    where = _flags.Option('model_dir', None, 'run directory; all of this machine if not given', kind=str | None)
+    as_json = _flags.Option('json', False, 'a JSON object for each session, a line each', kind=bool)
+    watch = _flags.Option('watch', False, 'again and again, until a signal', kind=bool)
+    every = _flags.Option('every_secs', 2.0, 'seconds between two looks', kind=float)
+    _flags.add(values, 'Sessions: which, and how they are shown.', where, as_json, watch, every)
+    return values
+
+
+def main(values: flags.FlagValues) -> int:
+    """Shows the sessions once, or until a signal."""
+    folder = os.path.join(values.model_dir, membership.FOLDER) if values.model_dir else host.folder()
+    if values.model_dir and not os.path.isdir(values.model_dir):
+        raise ValueError(f'--model_dir={values.model_dir} is no folder; give that of a run, or none for this machine.')
+    while True:
+        rows = report.rows(folder)
+        lines = report.json_lines(rows) if values.json else admission.columns(report.cells(rows))
+        clear = _CLEAR if values.watch and not values.json and sys.stdout.isatty() else ''
+        print(clear + '\n'.join(lines), flush=True)
+        if not values.watch:
+            return _main.DONE
+        time.sleep(max(values.every_secs, 0.1))
+
+
+if __name__ == '__main__':
+    _main.run(main, define(), __doc__)

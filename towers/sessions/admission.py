@@ -1,0 +1,137 @@
+"""Whether a session fits beside the others: shares of GPUs up to the whole, main memory up to the machine's limit."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from towers.sessions import ledger, memory
+
+_EXACT = 1e-6
+_LEAST_SHARE = 0.01
+
+
+class Refused(ValueError):
+    """A session does not fit beside the others; scripts show `screen`, which has lines, and exit with 2."""
+
+    def __init__(self, message: str, screen: str) -> None:
+        super().__init__(message)
+        self.screen = screen
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What there is to share.
+
+    Attributes:
+      memory_mb: main memory in MiB; 0 = unknown, any.
+      gpus: physical numbers of all real GPUs that this process may see.
+    """
+
+    memory_mb: int
+    gpus: tuple[int, ...] = ()
+
+
+def admit(asked: ledger.Entry, others: Sequence[ledger.Entry], machine: Machine, *, divide: int = 0) -> ledger.Entry:
+    """The session as it is admitted.
+
+    Args:
+      asked: the session; what it has of a GPU is its share of it.
+      others: the living sessions on this machine, without those of this process.
+      machine: what there is.
+      divide: 0 = as asked; n = an n-th of what the others leave on its fullest GPU, whatever it asked for.
+
+    Raises:
+      Refused: it does not fit; the message holds who has what, and flags that would fit.
+    """
+    free = {device: 1.0 - sum(shares) for device, shares in _held(asked.devices(), others).items()}
+    if divide and asked.gpus:
+        asked = dataclasses.replace(asked, share=math.floor(min(free.values()) / divide * 100 + _EXACT) / 100)
+    share = asked.share
+    full = [] if share is None else [device for device in asked.devices() if free[device] + _EXACT < share or share < _LEAST_SHARE]
+    if full and share is not None:
+        device = min(full, key=lambda each: free[each])
+        problem = (
+            f'This session wants {share:.2f} of {_name(device)}, of which {1 - free[device]:.2f} is held and {_left(free[device])} free'
+        )
+        raise _refused(f'{problem}.', asked, others, _ways(asked, share, free, others, machine), on_gpus=True)
+    _check_memory(asked, others, machine)
+    return asked
+
+
+def table(entries: Sequence[ledger.Entry]) -> list[str]:
+    """Who holds what, in columns under a heading."""
+    rows = [('role', 'process', 'host', 'GPUs', 'share', 'memory', 'run directory')]
+    for entry in entries:
+        role = f'{entry.role} {entry.name}'.strip()
+        rows.append((role, str(entry.pid), entry.host, devices(entry), share(entry), f'{_memory_of(entry)} MiB', entry.model_dir))
+    return columns(rows)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines in which the cells of a column stand below one another."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ['  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def devices(entry: ledger.Entry) -> str:
+    """Its GPUs by physical numbers."""
+    return ('fake ' if entry.fake and entry.gpus else '') + (','.join(map(str, entry.gpus)) or '-')
+
+
+def share(entry: ledger.Entry) -> str:
+    """Its share of each GPU."""
+    return '-' if entry.share is None else f'{entry.share:.2f}'
+
+
+def _held(wanted: Sequence[tuple[bool, int]], others: Sequence[ledger.Entry]) -> dict[tuple[bool, int], list[float]]:
+    return {
+        device: [entry.share for entry in others if entry.share is not None and device in entry.devices()] for device in wanted
+    }  # fmt: skip
+
+
+def _ways(
+    asked: ledger.Entry, share: float, free: Mapping[tuple[bool, int], float], others: Sequence[ledger.Entry], machine: Machine
+) -> list[str]:
+    """The flags with which it would fit."""
+    least = math.floor(min(free.values()) * 100 + _EXACT) / 100
+    ways = [f'--gpu_memory_fraction={least:g}'] if least >= _LEAST_SHARE else []
+    needed = len(asked.gpus)
+    numbers = list(range(needed + sum(len(entry.gpus) for entry in others))) if asked.fake else list(machine.gpus)
+    held = _held([(asked.fake, number) for number in numbers], others)
+    fitting = [number for (_, number), shares in held.items() if 1.0 - sum(shares) + _EXACT >= share]
+    if len(fitting) >= needed and share >= _LEAST_SHARE:
+        ways.append(f'--visible_gpus={",".join(map(str, fitting[:needed]))}')
+    if not asked.fake:
+        ways.append('--device=cpu')
+    return ways
+
+
+def _check_memory(asked: ledger.Entry, others: Sequence[ledger.Entry], machine: Machine) -> None:
+    wanted, held = asked.memory_mb, sum(_memory_of(entry) for entry in others)
+    if wanted is None or not machine.memory_mb or held + wanted <= machine.memory_mb:
+        return
+    left = machine.memory_mb - held
+    problem = f'This session wants {wanted} MiB of main memory, of which {held} MiB of {machine.memory_mb} MiB are held.'
+    raise _refused(problem, asked, others, [f'--host_memory_mb={left}'] if left > 0 else [])
+
+
+def _memory_of(entry: ledger.Entry) -> int:
+    """What it was given, or has taken where that is more."""
+    return max(entry.memory_mb or 0, memory.used_mb(entry.pid) if entry.is_here else 0)
+
+
+def _refused(problem: str, asked: ledger.Entry, others: Sequence[ledger.Entry], ways: Sequence[str], *, on_gpus: bool = False) -> Refused:
+    sharing = [entry for entry in others if entry.share is not None and set(entry.devices()) & set(asked.devices())]
+    others = sharing if on_gpus else others
+    pids = ', '.join(str(entry.pid) for entry in others) or 'another session'
+    fits = f'What would fit: {", or ".join([*ways, f"wait for the end of {pids}"])}.'
+    return Refused(f'{problem} {fits}', '\n'.join([problem, *(f'  {line}' for line in table(others)), fits]))
+
+
+def _name(device: tuple[bool, int]) -> str:
+    fake, number = device
+    return f'fake GPU {number}' if fake else f'GPU {number}'
+
+
+def _left(free: float) -> str:
+    return f'{max(free, 0.0):.2f}'

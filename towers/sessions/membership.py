@@ -1,0 +1,103 @@
+"""A session's place among the others: admitted, registered, kept alive by a heartbeat, and given back."""
+
+import contextlib
+import dataclasses
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+
+from towers.sessions import admission, host, ledger
+
+FOLDER = 'sessions'
+_BEAT_SECS = 5.0
+
+
+class Membership(contextlib.AbstractContextManager):
+    """Registers a session in its run directory and on this machine for the `with` block.
+
+        with membership.Membership(entry, machine) as member:
+            member.entry.share   # what it was given
+            member.follow(lambda: reached.step)
+
+    Args:
+      asked: the session.
+      machine: what there is to share.
+      divide: as `admission.admit`.
+      beat_secs: seconds between heartbeats.
+      folder: the machine's ledger; None = `host.folder()`.
+    """
+
+    def __init__(
+        self,
+        asked: ledger.Entry,
+        machine: admission.Machine,
+        *,
+        divide: int = 0,
+        beat_secs: float = _BEAT_SECS,
+        folder: str | None = None,
+    ) -> None:
+        self.entry = asked
+        self._admit = (machine, divide)
+        self._beat_secs = beat_secs
+        here = folder or host.folder()
+        self._here, self._folders = here, {here: here}  # what must be there -> where the entry stands
+        if asked.model_dir:
+            self._folders[asked.model_dir] = os.path.join(asked.model_dir, FOLDER)
+        self._warned = False
+        self._step: Callable[[], int | None] = lambda: None
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> 'Membership':
+        """Takes the place.
+
+        Raises:
+          Refused: the session does not fit beside the others.
+        """
+        machine, divide = self._admit
+        with host.locked(self._here):
+            others = [seen.entry for seen in ledger.sweep(self._here) if not seen.entry.is_own]
+            self.entry = admission.admit(self.entry, others, machine, divide=divide)
+            ledger.write(self._here, self.entry)
+        with contextlib.suppress(OSError):
+            if self.entry.role == 'master' and self.entry.model_dir:  # others wait until there is one
+                os.makedirs(self.entry.model_dir, exist_ok=True)
+            for folder in self._folders.values():
+                ledger.sweep(folder)
+        self._write()
+        self._thread = threading.Thread(target=self._beat, name='towers-ledger', daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(self._beat_secs + _BEAT_SECS)
+        for folder in self._folders.values():
+            with contextlib.suppress(OSError):
+                ledger.remove(folder, self.entry)
+
+    def follow(self, step: Callable[[], int | None]) -> None:
+        """Says in the next heartbeats which step the session is at; `step` is called from another thread."""
+        self._step = step
+
+    def _beat(self) -> None:
+        while not self._over.wait(self._beat_secs):
+            self.entry = dataclasses.replace(self.entry, step=self._step())
+            self._write()
+
+    def _write(self) -> None:
+        """Writes the entry where its folder is; a run directory that isn't there yet may come."""
+        for place, folder in self._folders.items():
+            if not os.path.isdir(place):
+                continue
+            try:
+                os.makedirs(folder, exist_ok=True)
+                ledger.write(folder, self.entry)
+            except OSError as error:  # an evaluator may read a run directory that it can't write
+                if not self._warned:
+                    logging.warning('This session is not registered in %s (%s).', folder, error)
+                self._warned = True
