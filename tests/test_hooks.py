@@ -161,13 +161,13 @@ def test_summaries_that_cost_much_come_less_often_unless_asked_for():
 # Progress
 
 
-def lines(*, tty=False, last_step=40, steps=40, log_steps=10, secs=0.5, **about):
+def lines(*, tty=False, last_step=40, steps=40, log_steps=10, secs=0.5, train_secs=None, **about):
     clock, stream = Clock(), io.StringIO()
     stream.isatty = lambda: tty
 
     def hooks(made):
         when = every.Every(steps=log_steps, clock=clock)
-        return [Ticks(clock, secs), progress.ProgressHook(made.report, last_step=last_step, when=when, stream=stream)]
+        return [Ticks(clock, secs), progress.ProgressHook(made.report, last_step=last_step, when=when, secs=train_secs, stream=stream)]
 
     run(hooks, steps=steps, **about)
     return stream.getvalue()
@@ -187,6 +187,13 @@ def test_the_last_step_is_shown_once_and_an_unknown_end_has_no_time_to_go():
     text = lines(last_step=None, steps=14)
     assert text.splitlines()[1:] == ['step 10  loss 0.1000  16 examples/s', 'step 14  loss 0.0714  16 examples/s']
     assert 'ETA' not in text
+
+
+@pytest.mark.parametrize('last_step', [40, None])
+def test_the_time_to_go_is_at_most_what_is_left_of_the_seconds(last_step):
+    text = lines(last_step=last_step, steps=20, train_secs=20.0)  # the first step takes 10 of them
+    assert [line.rpartition('  ')[2] for line in text.splitlines()] == ['ETA 0:10', 'ETA 0:05', 'ETA 0:00']
+    assert [line.rpartition('ETA ')[2] for line in lines(train_secs=1000.0).splitlines()[1:]] == ['0:15', '0:10', '0:05', '0:00']
 
 
 def test_a_resumed_run_shows_the_same_steps():

@@ -199,6 +199,32 @@ def test_a_full_disk_leaves_whole_lines_and_is_warned_of_once(tmp_path, small_fi
     assert len(warnings) == 1
 
 
+@pytest.mark.parametrize(
+    ('left', 'step', 'kept'),
+    [
+        ([1, 2, 3, 4], 2, [1, 2]),
+        ([1, 2, 3, 4], 4, [1, 2, 3, 4]),
+        ([10, 20], 5, []),
+        ([10, 20, '{"step": 30, "lo'], 20, [10, 20]),  # a killed process's
+        ([10, '{"step": 30, "lo', 40], 20, [10]),
+        ([], 3, []),
+        ([1, 2, 3, 2, 3], 2, [1, 2, 3, 2]),  # what a version that did not cut wrote
+    ],
+)
+def test_rows_of_steps_that_are_made_again_are_cut_off(tmp_path, left, step, kept, monkeypatch):
+    monkeypatch.setattr(writers, '_BLOCK', 7)
+    path = tmp_path / 'metrics.jsonl'
+    texts = [json.dumps({'step': row, 'loss': 0.5}) if isinstance(row, int) else row for row in left]
+    path.write_text('\n'.join(texts) + ('\n' if texts and texts[-1].endswith('}') else ''))
+    lines = writers.JsonLines(str(path))
+    lines.cut(step)
+    lines.append({'step': 99})
+    lines.close()
+    assert [row['step'] for row in rows(path)] == [*kept, 99]
+    writers.JsonLines(str(tmp_path / 'none')).cut(3)
+    assert not (tmp_path / 'none').exists()
+
+
 @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='needs /dev/full')
 def test_no_space_left_is_warned_of_once(warnings):
     lines = writers.JsonLines('/dev/full')

@@ -185,18 +185,22 @@ def opened(
         )
         # Whatever ends the run but a signal ends it for good. Saving comes last: what it saves has passed every hook.
         saving = checkpointing.CheckpointHook(keeper, step.step, config=config, final=lambda: master.stopped_by != 'signal')
-        events = writers.EventWriter(model_dir)
-        closing.callback(events.close)
+        reports = writers.Reports(model_dir)
+        closing.callback(reports.close)
+        reporting = [*_reporting(made, config, closing, reports), saving]
 
         def rollback(raw: tf.Session) -> int:
             keeper.wait(_CLOSE_SECS)
             number = starter.go_back(raw)
-            events.start(number)  # TensorBoard drops what was reported of the steps after it
+            reports.start(number)
+            for hook in reporting:
+                if isinstance(hook, every.TimedHook):
+                    hook.went_back(number)
             return number
 
         stopping = [*_nan(made, config, rollback), *_stopping(made, config, stop_event or threading.Event())]
         told = watch.StepHook(watching, step.step), watch.SavingHook(watching)
-        every_hook = (guard.GuardHook(claim.check), told[0], *stopping, *hooks, told[1], *_reporting(made, config, closing, events), saving)
+        every_hook = (guard.GuardHook(claim.check), told[0], *stopping, *hooks, told[1], *reporting)
         master = session.MasterSession(made.graph, every_hook, connect=made.site.session, initialize=starter.start, ended=step.input.ended)
         with watching, master:
             try:
@@ -246,18 +250,16 @@ def _stopping(made: program.Program, config: config_lib.Config, stop_event: thre
 
 
 def _reporting(
-    made: program.Program, config: config_lib.Config, closing: contextlib.ExitStack, events: writers.EventWriter
+    made: program.Program, config: config_lib.Config, closing: contextlib.ExitStack, reports: writers.Reports
 ) -> list[tf.train.SessionRunHook]:
     step = made.step
-    rows = writers.JsonLines(os.path.join(str(config.model_dir), 'metrics.jsonl'))
-    closing.callback(rows.close)
-    shown = progress.ProgressHook(step.report, last_step=made.total_steps, when=every.Every(steps=config.log_steps))
+    shown = progress.ProgressHook(step.report, last_step=made.total_steps, secs=config.train_secs, when=every.Every(steps=config.log_steps))
     closing.callback(shown.close)
     return [
-        start.StartHook(step.global_step, start=events.start, graph=events.graph),
+        start.StartHook(step.global_step, start=reports.start, graph=reports.events.graph),
         shown,
-        scalars.ScalarsHook(step, when=every.Every(steps=config.log_steps), rows=rows.append, events=events.scalars),
-        summary.SummaryHook(step, when=every.Every(steps=config.summary_steps), write=events.summary),
+        scalars.ScalarsHook(step, when=every.Every(steps=config.log_steps), rows=reports.rows.append, events=reports.events.scalars),
+        summary.SummaryHook(step, when=every.Every(steps=config.summary_steps), write=reports.events.summary),
     ]
 
 

@@ -39,7 +39,7 @@ def values(folder):
     """The step and the variables of the newest checkpoint."""
     found = manifest.newest(str(folder / 'run'))
     reader = tf.train.load_checkpoint(found.prefix)
-    names = set(reader.get_variable_to_shape_map()) - {'input_position'}
+    names = set(reader.get_variable_to_shape_map()) - {'input_position', 'input_place'}
     return found.step, {name: reader.get_tensor(name) for name in names}
 
 
@@ -72,6 +72,8 @@ def test_rollback_goes_back_to_the_checkpoint_and_on_past_the_batch(train, tmp_p
     assert code == DONE, said
     assert FOUND in said and 'Going back to step 3 and on with the next batch' in said
     check(values(tmp_path), strategy, without=[4, 5])
+    rows = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
+    assert [(row['step'], row['skipped']) for row in rows] == [(step, int(step > 3)) for step in range(1, STEPS + 1)]
 
 
 @harness.each_strategy

@@ -32,7 +32,7 @@ class Saver(Protocol):
         """Saves the state of this moment."""
 
 
-class CheckpointHook(tf.train.SessionRunHook):
+class CheckpointHook(every.TimedHook):
     """Saves at every multiple of `save_steps`, after every `save_secs`, and at the end.
 
     Where neither is given it saves at multiples of 100 steps, or less often where that would take more than 1 % of the time.
@@ -60,7 +60,7 @@ class CheckpointHook(tf.train.SessionRunHook):
         self.steady_request = tf.train.SessionRunArgs(step)
         self._final = final
         by_default = config.save_steps is None and not config.save_secs
-        self._every = every.Every(
+        self.timer = every.Every(
             _SAVE_STEPS if by_default else config.save_steps, config.save_secs, clock, share=every.SHARE if by_default else None
         )
         self._clock = clock
@@ -76,7 +76,7 @@ class CheckpointHook(tf.train.SessionRunHook):
         """Saves when it is due."""
         step = int(run_values.results)
         self._stepped = self._stepped or step > 0  # step 0 again: the first one was held back, so nothing has changed
-        if self._every.due(step) and self._stepped and self._owed_since is None:
+        if self.timer.due(step) and self._stepped and self._owed_since is None:
             self._owed_since = self._clock()
         if self._owed_since is None:
             return
@@ -84,7 +84,7 @@ class CheckpointHook(tf.train.SessionRunHook):
             started = self._clock()
             self._saver.save(run_context.session)
             self._owed_since = None
-            self._every.took(self._clock() - started + self._saver.spent)  # the write before this one, whose end is known
+            self.timer.took(self._clock() - started + self._saver.spent)  # the write before this one, whose end is known
         elif self._clock() - self._owed_since > _LONG_SECS:
             logging.warning('A checkpoint is due and the one before it has not been written for %.0f s; is the disk slow?', _LONG_SECS)
             self._owed_since = self._clock()

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+import tensorflow.compat.v1 as tf
+
 SHARE = 0.01  # of the time, that reports and checkpoints each take where nobody said how often they are wanted
 
 
@@ -36,17 +38,25 @@ class Every:
         self._secs = secs or 0.0
         self._share = share
         self._asked_at: int | None = None
+        self._back: int | None = None
         self._due_at: float | None = None
         self._not_before = float('-inf')
 
     def due(self, step: int) -> bool:
         """Whether to act at `step`; to be asked once a step, with rising steps but where the training goes back."""
+        if self._back is not None:  # asked after the step that was held back
+            self._asked_at, self._back = self._back, None
+            return False
         before = step - 1 if self._asked_at is None or step < self._asked_at else self._asked_at
         self._asked_at = step
         by_steps = self._steps > 0 and step // self._steps > before // self._steps
         if by_steps and self._share is not None:
             by_steps = self.clock() >= self._not_before
         return self._is_time(by_steps) if self._secs else by_steps
+
+    def went_back(self, step: int) -> None:
+        """Says, during a step that was held back, that the next one will be the one after `step`."""
+        self._back = step
 
     def took(self, secs: float) -> None:
         """Says what it cost to act just now, in seconds."""
@@ -59,6 +69,16 @@ class Every:
         due = by_steps or now - started >= self._secs
         self._due_at = now if due else started
         return due
+
+
+class TimedHook(tf.train.SessionRunHook):
+    """A hook that asks a timer after each step, and is told where the training went back."""
+
+    timer: Every
+
+    def went_back(self, step: int) -> None:
+        """Takes the steps after `step` as new ones."""
+        self.timer.went_back(step)
 
 
 def often(steps: int | None, default: int) -> Every:

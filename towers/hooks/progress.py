@@ -17,40 +17,56 @@ _REDRAWS_AVERAGED = 30
 _Mark = collections.namedtuple('_Mark', 'time step examples')
 
 
-class ProgressHook(tf.train.SessionRunHook):
+class ProgressHook(every.TimedHook):
     """Shows step, loss, examples per second and the time to go.
 
     The rate is that of the steps since the line before (on a terminal: of the last 3 seconds), without the first step of
     the run, in which TensorFlow prepares itself. On a terminal the line is drawn in place, ten times a second at most.
     """
 
-    def __init__(self, report: Mapping[str, tf.Tensor], *, last_step: int | None, when: every.Every, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        report: Mapping[str, tf.Tensor],
+        *,
+        last_step: int | None,
+        when: every.Every,
+        secs: float | None = None,
+        stream: TextIO | None = None,
+    ) -> None:
         """Shows the values of each step's `report`: step, loss, examples_seen.
 
         Args:
           report: scalars that are fetched with each step.
-          last_step: where training ends; None = not known, then no time to go is shown.
+          last_step: where training ends; None = not known.
           when: of the lines in a pipe; it also gives the clock.
+          secs: after which training ends, counted from `begin`; None = any. Where no end is known no time to go is shown.
           stream: where to write; None = standard output.
         """
         self.steady_request = tf.train.SessionRunArgs((report['step'], report['loss'], report['examples_seen']))
         self._last_step = last_step
+        self._secs = secs
+        self._ends_at = float('inf')
         self._stream = stream or sys.stdout
         self._live = self._stream.isatty()
         self._clock = when.clock
-        self._when = every.Every(secs=_REDRAW_SECS, clock=when.clock) if self._live else when
+        self.timer = every.Every(secs=_REDRAW_SECS, clock=when.clock) if self._live else when
         self._first: _Mark | None = None
         self._marks: collections.deque[_Mark] = collections.deque(maxlen=_REDRAWS_AVERAGED if self._live else 1)
         self._values: tuple[int, float, int] | None = None
         self._open_line = False
 
+    def begin(self) -> None:
+        """Starts the time."""
+        if self._secs is not None:
+            self._ends_at = self._clock() + self._secs
+
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         """Shows the first step and those that are due."""
         self._values = run_values.results
-        if self._when.due(int(run_values.results[0])) or self._first is None:
+        if self.timer.due(int(run_values.results[0])) or self._first is None:
             began = self._clock()
             self._show()
-            self._when.took(self._clock() - began)
+            self.timer.took(self._clock() - began)
 
     def end(self, session: tf.Session) -> None:
         """Shows the last step."""
@@ -79,10 +95,11 @@ class ProgressHook(tf.train.SessionRunHook):
         text = ''
         if self._marks and now.time > self._marks[0].time:
             text += f'  {(now.examples - self._marks[0].examples) / (now.time - self._marks[0].time):.0f} examples/s'
+        left = self._ends_at - now.time
         if self._first and self._last_step and now.step > self._first.step:
             secs_a_step = (now.time - self._first.time) / (now.step - self._first.step)
-            text += f'  ETA {duration((self._last_step - now.step) * secs_a_step)}'
-        return text
+            left = min(left, (self._last_step - now.step) * secs_a_step)
+        return text + f'  ETA {duration(left)}' if left < float('inf') else text
 
     def _bar(self, step: int, text: str) -> str:
         done = min(_BAR_WIDTH, _BAR_WIDTH * step // self._last_step) if self._last_step else 0
@@ -95,7 +112,7 @@ class ProgressHook(tf.train.SessionRunHook):
             self._stream.write(text)
             self._stream.flush()
         except OSError:
-            self._when = every.Every()  # nobody reads it any more, which is no reason to stop
+            self.timer = every.Every()  # nobody reads it any more, which is no reason to stop
 
 
 def duration(secs: float) -> str:

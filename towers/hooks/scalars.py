@@ -13,7 +13,7 @@ _RATES = ('examples_per_sec', 'step_ms')
 _Mark = collections.namedtuple('_Mark', 'time step examples')
 
 
-class ScalarsHook(tf.train.SessionRunHook):
+class ScalarsHook(every.TimedHook):
     """Writes a step's report and metrics, the rate and the time of a step; at a clean end also those of the last step.
 
     A row holds step, loss, penalty, total_loss, learning_rate, examples (all that the run was trained on so far),
@@ -50,7 +50,7 @@ class ScalarsHook(tf.train.SessionRunHook):
         sums = [tensor for metric in train_step.metrics.values() for tensor in metric.sums]
         self.steady_request = tf.train.SessionRunArgs((*report.values(), *sums))
         self._step_place = self._report_names.index('step')
-        self._when = when
+        self.timer = when
         self._rows = rows
         self._events = events
         self._mark: _Mark | None = None  # what the next row's rate counts from
@@ -60,12 +60,12 @@ class ScalarsHook(tf.train.SessionRunHook):
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Starts the time of the first step."""
-        self._started = self._when.clock()
+        self._started = self.timer.clock()
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         """Writes a row where it is due."""
         self._values = run_values.results
-        due = self._when.due(int(self._values[self._step_place]))
+        due = self.timer.due(int(self._values[self._step_place]))
         if due or self._mark is None:
             self._after_marked_step(due)
 
@@ -79,10 +79,10 @@ class ScalarsHook(tf.train.SessionRunHook):
         if self._mark is None:
             self._mark = _Mark(self._started, report['step'] - 1, report['examples_seen'] - report['examples'])
         if due:
-            began = self._when.clock()
+            began = self.timer.clock()
             self._write(report)
-            self._when.took(self._when.clock() - began)
-        self._mark = _Mark(self._when.clock(), report['step'], report['examples_seen'])
+            self.timer.took(self.timer.clock() - began)
+        self._mark = _Mark(self.timer.clock(), report['step'], report['examples_seen'])
 
     def _report(self) -> dict[str, Any]:
         return {name: value.item() for name, value in zip(self._report_names, self._values, strict=False)}
@@ -97,7 +97,7 @@ class ScalarsHook(tf.train.SessionRunHook):
 
     def _rates(self, report: Mapping[str, Any]) -> dict[str, float]:
         assert self._mark is not None
-        secs = self._when.clock() - self._mark.time
+        secs = self.timer.clock() - self._mark.time
         steps, examples = report['step'] - self._mark.step, report['examples_seen'] - self._mark.examples
         if secs <= 0 or steps <= 0:
             return dict.fromkeys(_RATES, float('nan'))

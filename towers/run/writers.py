@@ -23,6 +23,7 @@ from google.protobuf import message
 
 _FAILURES = (OSError, tf.errors.OpError)  # TensorFlow says OutOfRangeError for a file that may not grow
 _MOST_READ = 2**27  # bytes of an earlier file that a start reads
+_BLOCK = 2**12  # bytes read at a time from the end of a file
 _RECORD_FRAME = 16  # bytes of length and checksums round a record
 _count = itertools.count()
 
@@ -131,6 +132,20 @@ class JsonLines:
             self._warned = _warn(error, self._path, self._warned)
             self.close()
 
+    def cut(self, step: int) -> None:
+        """Drops the rows at the end that are of steps after `step`, which will be made again, and what is no whole row.
+
+        The rows before stay as they are, whenever the process is killed.
+        """
+        self.close()
+        try:
+            with open(self._path, 'r+b') as file:
+                file.truncate(_end_of(step, file))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._warned = _warn(error, self._path, self._warned)
+
     def close(self) -> None:
         """Closes the file; a later line opens it again."""
         if self._file is not None:
@@ -155,6 +170,50 @@ class JsonLines:
             with contextlib.suppress(OSError):  # it isn't a plain file
                 self._file.truncate(size)
             raise
+
+
+class Reports:
+    """What a training reports in its run directory: events for TensorBoard, and rows in metrics.jsonl."""
+
+    def __init__(self, model_dir: str) -> None:
+        self.events = EventWriter(model_dir)
+        self.rows = JsonLines(os.path.join(model_dir, 'metrics.jsonl'))
+
+    def start(self, step: int) -> None:
+        """Marks that the training goes on from `step`: what was reported of later steps is void."""
+        self.rows.cut(step)
+        self.events.start(step)
+
+    def close(self) -> None:
+        """Closes the files."""
+        self.rows.close()
+        self.events.close()
+
+
+def _end_of(step: int, file: Any) -> int:
+    """Where the last row ends that is not of a step after `step`."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = _start_of_line(file, end)
+        file.seek(start)
+        with contextlib.suppress(ValueError, TypeError):
+            row = json.loads(file.read(end - start))
+            if isinstance(row, dict) and row.get('step', step) <= step:
+                return end
+        end = start
+    return 0
+
+
+def _start_of_line(file: Any, end: int) -> int:
+    """Where the line begins that ends at `end`."""
+    at = end - 1  # its own newline
+    while at:
+        size = min(_BLOCK, at)
+        found = file.seek(at - size) + file.read(size).rfind(b'\n')
+        if found >= at - size:
+            return found + 1
+        at -= size
+    return 0
 
 
 def _written_at(step: int, folder: str) -> list[tf.Event] | None:
