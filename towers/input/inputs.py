@@ -76,17 +76,18 @@ def training(source: Source, section: config.InputConfig, towers: Sequence[struc
         batched = functools.partial(_batched, size=size, drop_remainder=whole)
         first = tf.placeholder_with_default(tf.constant(0, tf.int64), [], name='first_pass')
         may_be_empty = source.size is None and not source.endless
-        repeated = functools.partial(source.passes.repeated, batched, section.train_epochs, first=first, may_be_empty=may_be_empty)
-        dataset = repeated()
+        repeated = functools.partial(passes.Passes.repeated, first=first, may_be_empty=may_be_empty)
+        dataset = repeated(source.passes, batched, section.train_epochs)
 
         def on(host: str) -> tf.data.Dataset:
-            return dataset if host == towers[0].host else repeated()  # a dataset does not cross to another machine
+            return dataset if host == towers[0].host else repeated(source.passes.elsewhere(), batched, section.train_epochs)
 
         made, place = (_sharded if sharded else _global)(on, section.prefetch, towers)
-        made = positions.counted(made, place, first)
         if source.endless or section.train_epochs is None:
             # It has no end, so no error is one: an iterator whose run another operation cancelled may say that it has ended.
             made = dataclasses.replace(made, ended=tf.constant(False))
+    with tf.name_scope(_SCOPE):
+        made = positions.counted(made, place, first)  # beside the variables, which may be another machine's
     if not section.exact_resume:
         made = dataclasses.replace(made, position=None, restore_position=None, taken=None, go_to=None)
     # Two inputs with equal facts give the same batches; the number of towers matters only where each has a pipeline.

@@ -19,6 +19,8 @@ _DATASET = re.compile(r'Dataset(V\d+)?$')
 _FOR_ALL_PASSES = ('CacheDataset', 'CacheDatasetV2')  # stay outside, with all that is before them
 _VARIES = ('reshuffle_each_iteration', 'rerandomize_each_iteration')
 _COPY = '_in_passes'  # the copies of functions must not have the names of the originals
+_STUCK = (tf.resource, tf.variant)  # types that do not cross to another machine
+_COPIED = re.compile(r'(Dataset(V\d+)?|SeedGenerator|MemoryCache)$')  # what each machine may have for itself
 _ENDS_EARLY = 'preserve_cardinality'  # False: an OutOfRangeError of the map's function ends the data
 
 
@@ -59,6 +61,34 @@ class Passes:
             [variant] = tf.import_graph_def(self.definition, outside, [self.variant], name='pass')
         made = tf.data.experimental.from_variant(variant, self.dataset.element_spec)
         return made.with_options(self.options)
+
+    def elsewhere(self) -> 'Passes':
+        """The same on another machine: what can't cross to it is made again on the current device.
+
+        Raises:
+          ValueError: the dataset uses something that exists once only, such as a table.
+        """
+        stuck = {name: tensor for name, tensor in self.given.items() if tensor.dtype in _STUCK}
+        nodes: dict[str, tf.Operation] = {}
+        waiting = [tensor.op for tensor in stuck.values()]
+        while waiting:
+            operation = waiting.pop()
+            if not _COPIED.search(operation.type):
+                raise ValueError(
+                    f'The dataset uses {operation.name!r} ({operation.type}), which is on one machine only; expected operations that each '
+                    'machine can have for itself. Leave it out of the dataset, or use it in the model.'
+                )
+            nodes[operation.name] = operation
+            waiting += [tensor.op for tensor in operation.inputs if tensor.dtype in _STUCK and tensor.op.name not in nodes]
+        if not stuck:
+            return self
+        outside: dict[str, tf.Tensor] = {}
+        definition = tf.GraphDef(versions=next(iter(stuck.values())).graph.graph_def_versions)
+        for node in nodes.values():
+            _copy(node, definition).input[:] = [_input(tensor, nodes, outside) for tensor in node.inputs]
+        inputs = {f'{name}:0': tensor for name, tensor in outside.items()}
+        made = tf.import_graph_def(definition, inputs, [tensor.name for tensor in stuck.values()], name='elsewhere')
+        return dataclasses.replace(self, given={**self.given, **dict(zip(stuck, made, strict=True))})
 
     def repeated(
         self,
@@ -104,10 +134,7 @@ def _apart(dataset: tf.data.Dataset, outside: Collection[str]) -> Passes:
     given: dict[str, tf.Tensor] = {}
     seeds = []
     for node in nodes.values():
-        made = definition.node.add()
-        made.CopyFrom(node.node_def)
-        made.device = ''  # a pass is made inside a function, which has a device as a whole
-        made.attr.pop('_class', None)
+        made = _copy(node, definition)
         inputs = [_input(tensor, nodes, given) for tensor in node.inputs]
         made.input[:] = inputs
         if any(made.attr[name].b for name in _VARIES if name in made.attr):
@@ -119,6 +146,15 @@ def _apart(dataset: tf.data.Dataset, outside: Collection[str]) -> Passes:
         warnings.simplefilter('ignore')
         options = dataset.options()
     return Passes(dataset, options, _input(variant, nodes, given), definition, given, tuple(seeds))
+
+
+def _copy(node: tf.Operation, definition: tf.GraphDef) -> Any:
+    """An operation in a graph of its own, where it has no device: a pass is made inside a function, which has one as a whole."""
+    made = definition.node.add()
+    made.CopyFrom(node.node_def)
+    made.device = ''
+    made.attr.pop('_class', None)
+    return made
 
 
 def _chain(last: tf.Operation, outside: Collection[str]) -> Iterator[tf.Operation]:

@@ -1,0 +1,55 @@
+"""The part of the commands that has to do with several machines: which task a process is, and serving."""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import os
+import sys
+from typing import Literal
+
+import tensorflow.compat.v1 as tf
+from absl import flags
+
+from scripts import _main
+from towers import config as config_lib
+from towers import serving
+from towers.run import signals
+
+Job = Literal['worker', 'ps']
+_FAKES = 16  # CPU devices cost nothing, so a server without GPUs offers enough for any rehearsal
+
+
+def offering(values: flags.FlagValues, config: config_lib.Config) -> config_lib.Config:
+    """The configuration of a server: all that its machine has, where --num_gpus does not say how much."""
+    if not values['num_gpus'].using_default_value:
+        return config
+    gpus = 0 if config.device == 'cpu' else len(tf.config.list_physical_devices('GPU'))
+    return dataclasses.replace(config, num_gpus=gpus * config.towers_per_gpu or _FAKES)
+
+
+def serve(config: config_lib.Config, job: str, index: int) -> int:
+    """Serves a task; returns the exit code. Where the master was lost the process begins anew, on the same port."""
+    ended = signals.run_in_worker(functools.partial(serving.serve, config, job, index), grace_secs=config.grace_secs)
+    if ended is serving.Ended.LOST:
+        _begin_anew()
+    return _leave(_main.DONE if ended is serving.Ended.OVER else _main.STOPPED)
+
+
+def _begin_anew() -> None:
+    """Replaces this process by a fresh one of the same command: a server can't be stopped, nor can what it holds be dropped."""
+    logging.getLogger('absl').info('Beginning anew, to wait for the next master.')
+    _flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _leave(code: int) -> int:
+    """Ends the process at once: TensorFlow's server has no orderly end."""
+    _flush()
+    os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()

@@ -1,0 +1,35 @@
+"""Serves one machine of a cluster: python scripts/worker.py --worker_hosts=a:2222,b:2222 --task_index=1.
+
+Start it on each machine, and the training with the same hosts: python scripts/train.py --worker_hosts=a:2222,b:2222.
+"""
+
+import os
+import sys
+
+sys.path[0:1] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))), os.getcwd()]
+from scripts import _start
+
+_start.load_tensorflow(sys.argv)
+from absl import flags
+
+from scripts import _cluster, _flags, _main
+
+
+def define() -> flags.FlagValues:
+    """The flags of a training and which task this is; those that a server has no use for are let be."""
+    values = _flags.define()
+    job = _flags.Option('job_name', 'worker', 'worker, or ps for one of --ps_hosts', kind=_cluster.Job)
+    index = _flags.Option('task_index', None, 'which of the hosts this is, from 0 on', kind=int)
+    _flags.add(values, 'Task: which process of the cluster this is.', job, index)
+    return values
+
+
+def main(values: flags.FlagValues) -> int:
+    """Serves until the run is over."""
+    if values.task_index is None:
+        raise ValueError('--task_index is needed, got none; give the place of this machine in --worker_hosts, from 0 on.')
+    return _cluster.serve(_cluster.offering(values, _flags.to_config(values)), values.job_name, values.task_index)
+
+
+if __name__ == '__main__':
+    _main.run(main, define(), __doc__)
