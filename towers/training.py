@@ -22,7 +22,7 @@ from towers.evaluators import companion, evaluation
 from towers.evaluators import results as results_lib
 from towers.graph import devices, marks, optimizers
 from towers.hooks import checkpointing, every, guard, nan, progress, scalars, start, stop, summary, watch, weightless
-from towers.run import bundle, process, session, signals, watchdog, writers
+from towers.run import bundle, process, rescue, session, signals, watchdog, writers
 from towers.sessions import membership
 
 _CLOSE_SECS = 60.0  # for a checkpoint still being written when the training fails
@@ -202,11 +202,24 @@ def opened(
         told = watch.StepHook(watching, step.step), watch.SavingHook(watching)
         every_hook = (guard.GuardHook(claim.check), told[0], *stopping, *hooks, told[1], *reporting)
         master = session.MasterSession(made.graph, every_hook, connect=made.site.session, initialize=starter.start, ended=step.input.ended)
-        with watching, master:
+        with _rescue(stop_event, watching, master, keeper, step), watching, master:
             try:
                 yield master
             finally:
                 keeper.wait(_CLOSE_SECS)  # here: a checkpoint in writing is read from the session
+
+
+def _rescue(
+    stop: threading.Event | None, watching: watchdog.Watchdog, master: session.MasterSession, keeper: saver.Saver, step: structs.TrainStep
+) -> contextlib.AbstractContextManager[Any]:
+    """Ends the process, saved, where the input gives nothing after a signal."""
+    if stop is None:
+        return contextlib.nullcontext()
+
+    def waits() -> bool:
+        return marks.Reader(master.raw_session(), step.marks).waits_for_input(watching.in_flight)
+
+    return rescue.Rescue(stop, waits=waits, reached=lambda: watching.step, save=keeper.rescue)
 
 
 def _loop(master: session.MasterSession, step: structs.TrainStep, reached: _Reached, stop_event: threading.Event) -> None:

@@ -155,6 +155,38 @@ def test_while_it_waits_for_data_that_never_comes(train, settings, second, saved
     assert newest_step(command) == saved and 'Traceback' not in command.text()
 
 
+@pytest.mark.parametrize(
+    ('settings', 'earlier'),
+    [
+        (['--prefetch=2', '--save_steps=20', '--sync_checkpoint'], 'that of batch 40'),
+        (['--input_pipeline=sharded'], 'the start of the pass'),
+    ],
+    ids=['an earlier checkpoint', 'the first'],
+)
+def test_the_last_step_is_saved_though_its_data_never_comes(train, settings, earlier):
+    command = train('--train_steps=53', '--log_steps=1', *settings, data='blocking_numbers')
+    command.wait_for('step 50/')
+    command.send(signal.SIGTERM)
+    assert check_stopped(command) == 50
+    assert f'checkpoint 50 holds {earlier}, from where a resume reads on to batch 50 of pass 0' in command.text()
+    (command.folder / 'pipe').unlink()
+    (command.folder / 'pipe').write_text('2\n' * 12)  # now the data is there
+    again = train('--train_steps=53', '--log_steps=1', *settings, data='blocking_numbers')
+    assert again.wait() == 0 and newest_step(again) == 53, again.text()
+    assert f'Read {10 if "40" in earlier else 50} batches that the run has trained on' in again.text()
+    assert 'beginning of an epoch' not in again.text()
+
+
+def test_a_save_does_not_wait_for_data(train):
+    """The step is made and its checkpoint due, while the input waits for what comes after it."""
+    command = train('--train_steps=1000', '--log_steps=1', '--prefetch=4', '--save_steps=48', '--sync_checkpoint', data='blocking_numbers')
+    starter.wait_for(lambda: newest_step(command) == 48)
+    assert 'checkpoint 48 holds the start of the pass' in command.text()
+    command.wait_for('step 50/')
+    command.send(signal.SIGTERM)
+    assert check_stopped(command) == 50
+
+
 @each_moment
 @pytest.mark.parametrize('mode', ['once', 'continuous'])
 def test_in_an_evaluator(commands, train, tmp_path, moment, mode):

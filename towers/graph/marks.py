@@ -26,7 +26,7 @@ def make(source: structs.Input, parts: Sequence[tuple[structs.Tower, Sequence[st
     Returns:
       The input's mark, then the towers'; a step has to run their `advance` too.
     """
-    with tf.name_scope('marks'):
+    with tf.name_scope('marks/'):
         batch = tf.nest.flatten([tower.features for tower in source.batches], expand_composites=True)
         made = [source.mark or _mark('the input', 'input', parts[0][0].host, batch)]
         for tower, tensors in parts:
@@ -58,6 +58,14 @@ class Reader:
         silent = [what for what in missing if counts[what] is None]
         answers = f' (no answer within {_ANSWER_SECS:g} s from {", ".join(silent)})' if silent else ''
         return (', '.join(missing) or 'the update of the variables') + answers
+
+    def waits_for_input(self, done: int | None) -> bool:
+        """Whether it is known that the step after `done` whole ones has no batch, so that it can't have changed anything."""
+        if done is None or not self._marks:
+            return False
+        counts: dict[str, int | None] = {}
+        self._read(self._marks[0], counts)
+        return any(count is not None and count <= done for count in counts.values())
 
     def _counts(self) -> dict[str, int | None]:
         """Each mark's count; None where its device does not answer, or the session is closed."""

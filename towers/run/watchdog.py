@@ -112,6 +112,16 @@ class Watchdog(contextlib.AbstractContextManager):
         if self._stalled is not None and error is not None:
             raise self._stalled from error
 
+    @property
+    def step(self) -> int:
+        """The last finished step; 0 before the first one of this session."""
+        return self._step
+
+    @property
+    def in_flight(self) -> int | None:
+        """How many steps had ended before the one in flight; None where none is."""
+        return self._done if self._part is Part.STEP else None
+
     def enter(self, part: Part, step: int | None = None) -> None:
         """Says that the run is in another part; `step` where it is known."""
         if part is Part.PASS:
