@@ -14,7 +14,7 @@ from typing import Any
 
 import towers
 
-from . import lenet, mlp, names, resnet
+from . import lenet, mlp, names, resnet, resnet50
 
 __all__ = ['MODELS', 'RECIPES', 'build']
 
@@ -23,10 +23,16 @@ MODELS: dict[str, tuple[Callable[..., towers.ModelOutput], type[Any]]] = {
     'lenet': (lenet.model, lenet.Hparams),
     'resnet20': (resnet.model, resnet.Hparams),
     'resnet56': (resnet.model, resnet.Hparams56),
+    'resnet50': (resnet50.model, resnet50.Hparams),
 }
 
 # Fields of towers.Config that suit a model; commands take those that are not given, unless the optimizer is another.
-RECIPES: dict[str, Mapping[str, Any]] = {'lenet': lenet.RECIPE, 'resnet20': resnet.RECIPE, 'resnet56': resnet.RECIPE}
+RECIPES: dict[str, Mapping[str, Any]] = {
+    'lenet': lenet.RECIPE,
+    'resnet20': resnet.RECIPE,
+    'resnet56': resnet.RECIPE,
+    'resnet50': resnet50.RECIPE,
+}
 
 
 def build(name: str, **model_args: Any) -> Callable[..., towers.ModelOutput]:

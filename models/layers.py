@@ -64,6 +64,14 @@ def conv2d(inputs: tf.Tensor, name: str, *, kernel: tuple[int, int, int], stride
         return tf.nn.bias_add(outputs, tf.get_variable('bias', [filters], inputs.dtype, tf.zeros_initializer()))
 
 
+def conv_norm(inputs: tf.Tensor, name: str, *, kernel: tuple[int, int, int], stride: int = 1, norm: tuple[bool, float]) -> tf.Tensor:
+    """Convolution without bias, then batch norm; `norm` is its (training, momentum)."""
+    training, momentum = norm
+    with tf.variable_scope(name):
+        x = conv2d(inputs, 'conv', kernel=kernel, stride=stride, bias=False)
+        return batch_norm(x, 'norm', training=training, momentum=momentum)
+
+
 def batch_norm(inputs: tf.Tensor, name: str, *, training: bool, momentum: float = 0.9, epsilon: float = 1e-5) -> tf.Tensor:
     """Batch normalisation over all axes but the last (Ioffe and Szegedy 2015, arXiv:1502.03167).
 

@@ -68,7 +68,7 @@ def model(batch: Mapping[str, tf.Tensor], *, training: bool, hparams: Hparams) -
     image = batch['image']
     if training and hparams.augment:
         image = augment.pad_and_crop(augment.flip(image))
-    x = _conv_norm(image, 'stem', filters=hparams.width, stride=1, norm=(training, hparams.norm_momentum))
+    x = layers.conv_norm(image, 'stem', kernel=(3, 3, hparams.width), norm=(training, hparams.norm_momentum))
     x = tf.nn.relu(x)  # [B, H, W, width]
     for stage in range(3):
         for block in range(hparams.blocks):
@@ -81,16 +81,9 @@ def model(batch: Mapping[str, tf.Tensor], *, training: bool, hparams: Hparams) -
 
 def _block(inputs: tf.Tensor, filters: int, *, stride: int, norm: tuple[bool, float]) -> tf.Tensor:
     """relu(inputs + f(inputs)), f being two convolutions: [B, H, W, C] -> [B, H / stride, W / stride, filters]."""
-    x = tf.nn.relu(_conv_norm(inputs, 'conv1', filters=filters, stride=stride, norm=norm))
-    x = _conv_norm(x, 'conv2', filters=filters, stride=1, norm=norm)
+    x = tf.nn.relu(layers.conv_norm(inputs, 'conv1', kernel=(3, 3, filters), stride=stride, norm=norm))
+    x = layers.conv_norm(x, 'conv2', kernel=(3, 3, filters), norm=norm)
     if stride > 1:
         new = filters - inputs.shape.as_list()[-1]
         inputs = tf.pad(inputs[:, ::stride, ::stride, :], [[0, 0], [0, 0], [0, 0], [0, new]])
     return tf.nn.relu(inputs + x)
-
-
-def _conv_norm(inputs: tf.Tensor, name: str, *, filters: int, stride: int, norm: tuple[bool, float]) -> tf.Tensor:
-    training, momentum = norm
-    with tf.variable_scope(name):
-        x = layers.conv2d(inputs, 'conv', kernel=(3, 3, filters), stride=stride, bias=False)
-        return layers.batch_norm(x, 'norm', training=training, momentum=momentum)

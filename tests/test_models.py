@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import models
 import towers
 
-FAST = [name for name in models.MODELS if name != 'resnet56']
+FAST = [name for name in models.MODELS if name not in ('resnet56', 'resnet50')]
 
 
 def _output(model, *, shape, training, batch=2):
@@ -40,6 +40,7 @@ def _lenet_size(shape, classes):
         ('resnet20', (32, 32, 3), 10, 269_722),  # the paper's table 6: 0.27M
         ('resnet20', (8, 8, 3), 100, 269_722 + 90 * 65),
         ('resnet56', (32, 32, 3), 10, 853_018),  # 0.85M
+        ('resnet50', (64, 64, 3), 1000, 25_557_032),  # torchvision's resnet50
     ],
 )
 def test_number_of_trainable_weights(name, shape, classes, expected):
@@ -50,7 +51,7 @@ def test_number_of_trainable_weights(name, shape, classes, expected):
         assert output.loss.shape.rank == 0 and output.loss.dtype == tf.float32
 
 
-@pytest.mark.parametrize('name, norms', [('mlp', 0), ('lenet', 0), ('resnet20', 19), ('resnet56', 55)])
+@pytest.mark.parametrize('name, norms', [('mlp', 0), ('lenet', 0), ('resnet20', 19), ('resnet56', 55), ('resnet50', 53)])
 def test_training_and_evaluation_share_their_variables_and_only_training_writes_state(name, norms):
     graphs = {}
     for training in (True, False):
@@ -121,8 +122,8 @@ def test_arguments_reach_the_model():
 @pytest.mark.parametrize(
     'name, args, message',
     [
-        ('lenett', {}, r"^Unknown model 'lenett'; did you mean lenet\? The zoo has mlp, lenet, resnet20, resnet56\.$"),
-        ('resnet50', {}, 'did you mean resnet56 or resnet20'),
+        ('lenett', {}, r"^Unknown model 'lenett'; did you mean lenet\? The zoo has mlp, lenet, resnet20, resnet56, resnet50\.$"),
+        ('resnet10', {}, 'did you mean resnet'),
         ('xyz', {}, r"^Unknown model 'xyz'\. The zoo has"),
         ('lenet', {'clases': 3}, r"Model 'lenet' has no argument 'clases'; did you mean classes\? It takes conv1=32, conv2=64, dense=512"),
         ('lenet', {'dense': 1.5}, r"Model 'lenet' wants dense as a whole number of at least 1, got 1\.5; its default is 512\."),
