@@ -16,7 +16,9 @@ from towers.graph import devices, machines
 from towers.run import process, remote
 
 _STEP_SECS = 600.0  # where no limit is given
+_ANY_SECS = 24 * 3600.0  # where none is wanted
 _FIRST_STEPS = 10  # so many of them for what TensorFlow does before the first step
+_PATIENCE, _RECOVERY_SECS = 1.5, 30.0
 _SESSION_SECS = 10.0  # one attempt to make a session
 _CHANNELS = 4  # connections to each machine: one alone does not fill a fast network
 
@@ -36,6 +38,12 @@ class Site:
     proto: tf.ConfigProto
     target: str = ''
     step_secs: float = 0.0
+
+    def watched(self, config: config_lib.Config) -> config_lib.Config:
+        """The configuration of a watch over the run, which leaves the runtime time to end a step by itself."""
+        if not self.target or config.step_timeout_secs == 0:
+            return config
+        return dataclasses.replace(config, step_timeout_secs=_PATIENCE * self.step_secs + _RECOVERY_SECS)
 
     def session(self, graph: tf.Graph) -> tf.Session:
         """A session that runs `graph` here."""
@@ -86,7 +94,8 @@ class Link:
         """
         found = [self._machine(task) for task in self._cluster.workers]
         placement = machines.place(self._config, found, master=self._cluster.master.device)
-        step_secs = self._config.step_timeout_secs or _STEP_SECS
+        given = self._config.step_timeout_secs
+        step_secs = _STEP_SECS if given is None else given or _ANY_SECS
         return Site(placement, _options(placement, _FIRST_STEPS * step_secs), self._server.target, step_secs)
 
     def lost(self) -> dict[spec.Task, str]:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import math
 import os
 import tempfile
 import threading
@@ -15,7 +14,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import config as config_lib
-from towers import joining, program, starting, structs
+from towers import connecting, joining, program, recovering, starting, structs
 from towers.checkpoint import manifest, saver
 from towers.directory import record, run_directory
 from towers.evaluators import companion, evaluation
@@ -27,6 +26,7 @@ from towers.sessions import membership
 
 _CLOSE_SECS = 60.0  # for a checkpoint still being written when the training fails
 _EVALUATION_SECS = 24 * 3600.0  # no wait is without a limit
+_LOG_STEPS, _SUMMARY_STEPS = 20, 100
 _UNCLAIMED = run_directory.Claim()
 
 
@@ -89,22 +89,11 @@ class _Job:
     hooks: tuple[tf.train.SessionRunHook, ...]
     optimizer: optimizers.Factory | None
     member: membership.Membership
+    progress: recovering.Progress = dataclasses.field(default_factory=recovering.Progress)
 
     @property
     def model_dir(self) -> str:
         return str(self.config.model_dir)
-
-
-@dataclasses.dataclass
-class _Reached:
-    """How far the loop came; kept outside it, since the end of data leaves the loop as an exception."""
-
-    first_step: int
-    step: int
-    examples: int
-    loss: float = math.nan
-    stopped_by: str = 'steps'
-    examples_per_sec: float = 0.0
 
 
 def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
@@ -113,14 +102,16 @@ def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
         beside = None
         if job.config.evaluate and job.eval_dataset is not None:
             beside = closing.enter_context(companion.Companion(job.model, job.eval_dataset, job.config))
-        made = program.make(job.model, job.dataset, job.config, optimizer=job.optimizer)
-        logging.info('%s', made.placement.note)
-        functions = {'model': job.model, 'dataset': job.dataset, 'optimizer': job.optimizer}
-        claim = run_directory.agreed(claim, made, job.config, functions=functions)
-        reached = _train(job, made, claim, stop_event)
+        link = closing.enter_context(connecting.connected(job.config, stop_event))
+        first_step = claim.found.step if claim.found else 0
+        attempt = functools.partial(_attempt, job, claim, stop_event)
+        reached = recovering.lasting(attempt, link, job.config, job.progress, stop_event)
+        reached.first_step = first_step
         scores = _scores(job, reached, stop_event, beside)
         if stop_event.is_set() and job.eval_dataset is not None and not scores:
             reached.stopped_by = 'signal'  # all steps may be done, but not the evaluation
+        if link is not None and reached.stopped_by != 'signal':
+            link.finish()
     newest = manifest.all(job.model_dir)
     return record.TrainResult(
         step=reached.step,
@@ -135,10 +126,19 @@ def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
     )
 
 
-def _train(job: _Job, made: program.Program, claim: run_directory.Claim, stop_event: threading.Event) -> _Reached:
+def _attempt(job: _Job, claim: run_directory.Claim, stop_event: threading.Event, site: connecting.Site) -> recovering.Reached:
+    """Trains on a site, from the newest checkpoint on."""
+    made = program.at(site, job.model, job.dataset, job.config, program.Extras(job.optimizer))
+    logging.info('%s', made.placement.note)
+    functions = {'model': job.model, 'dataset': job.dataset, 'optimizer': job.optimizer}
+    claim = dataclasses.replace(claim, found=manifest.newest(job.model_dir))
+    return _train(job, made, run_directory.agreed(claim, made, job.config, functions=functions), stop_event)
+
+
+def _train(job: _Job, made: program.Program, claim: run_directory.Claim, stop_event: threading.Event) -> recovering.Reached:
     """Makes the steps that are left, and leaves them saved."""
     config, step, found = job.config, made.step, claim.found
-    reached = _Reached(0, 0, 0) if found is None else _Reached(found.step, found.step, found.manifest.examples)
+    reached = recovering.Reached(0, 0, 0) if found is None else recovering.Reached(found.step, found.step, found.manifest.examples)
     if found is not None and made.total_steps is not None and found.step >= made.total_steps:
         logging.info('This run is done: it has reached step %d of %d.', found.step, made.total_steps)
         if not found.manifest.final:
@@ -146,7 +146,8 @@ def _train(job: _Job, made: program.Program, claim: run_directory.Claim, stop_ev
         return reached
     if stop_event.is_set():  # while the graph was built
         return dataclasses.replace(reached, stopped_by='signal')
-    job.member.follow(lambda: reached.step)
+    job.progress.step = lambda: reached.step
+    job.member.follow(job.progress.step)
     with opened(made, config, claim=claim, hooks=job.hooks, stop_event=stop_event) as master:
         _loop(master, step, reached, stop_event)
     reached.stopped_by = master.stopped_by or 'hook'
@@ -178,7 +179,7 @@ def opened(
     with contextlib.ExitStack() as closing:
         closing.callback(keeper.close, _CLOSE_SECS)
         watching = watchdog.Watchdog(
-            config,
+            made.site.watched(config),
             folder=model_dir,
             late=lambda done: marks.Reader(master.raw_session(), step.marks).late(done),
             close=lambda: master.raw_session().close(),
@@ -222,7 +223,7 @@ def _rescue(
     return rescue.Rescue(stop, waits=waits, reached=lambda: watching.step, save=keeper.rescue)
 
 
-def _loop(master: session.MasterSession, step: structs.TrainStep, reached: _Reached, stop_event: threading.Event) -> None:
+def _loop(master: session.MasterSession, step: structs.TrainStep, reached: recovering.Reached, stop_event: threading.Event) -> None:
     """The steps; the rate leaves out the first, in which TensorFlow prepares itself."""
     advance = [mark.advance for mark in step.marks]
     fetches = (*step.ops, *advance, step.step, step.report['examples_seen'], step.report['loss'])  # flat, which is the cheapest form
@@ -266,17 +267,19 @@ def _reporting(
     made: program.Program, config: config_lib.Config, closing: contextlib.ExitStack, reports: writers.Reports
 ) -> list[tf.train.SessionRunHook]:
     step = made.step
-    shown = progress.ProgressHook(step.report, last_step=made.total_steps, secs=config.train_secs, when=every.Every(steps=config.log_steps))
+    shown = progress.ProgressHook(
+        step.report, last_step=made.total_steps, secs=config.train_secs, when=every.often(config.log_steps, _LOG_STEPS)
+    )
     closing.callback(shown.close)
     return [
         start.StartHook(step.global_step, start=reports.start, graph=reports.events.graph),
         shown,
-        scalars.ScalarsHook(step, when=every.Every(steps=config.log_steps), rows=reports.rows.append, events=reports.events.scalars),
-        summary.SummaryHook(step, when=every.Every(steps=config.summary_steps), write=reports.events.summary),
+        scalars.ScalarsHook(step, when=every.often(config.log_steps, _LOG_STEPS), rows=reports.rows.append, events=reports.events.scalars),
+        summary.SummaryHook(step, when=every.often(config.summary_steps, _SUMMARY_STEPS), write=reports.events.summary),
     ]
 
 
-def _scores(job: _Job, reached: _Reached, stop_event: threading.Event, beside: companion.Companion | None) -> Mapping[str, Any]:
+def _scores(job: _Job, reached: recovering.Reached, stop_event: threading.Event, beside: companion.Companion | None) -> Mapping[str, Any]:
     """The newest checkpoint's metrics on the evaluation dataset, by name; empty after a signal or without a dataset."""
     if job.eval_dataset is None or reached.stopped_by == 'signal':
         return {}

@@ -4,6 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow.compat.v1 as tf
+from absl import logging
+
+from towers.run import signals
+
+_CLOSE_SECS = 2.0
 
 
 class RemoteSession(tf.Session):
@@ -21,6 +26,11 @@ class RemoteSession(tf.Session):
     def __init__(self, target: str, graph: tf.Graph, proto: tf.ConfigProto, step_secs: float) -> None:
         super().__init__(target, graph=graph, config=proto)
         self._limit_ms = int(1000 * step_secs)
+
+    def close(self) -> None:
+        """As in TensorFlow, but not waiting for a machine that does not answer."""
+        if not signals.within(_CLOSE_SECS, super().close):
+            logging.info('The session is left behind, as a machine does not answer.')
 
     def make_callable(self, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Callable[..., Any]:
         """As in TensorFlow; options given by the caller replace the limit, unless they leave it open."""
