@@ -18,6 +18,7 @@ ROOMS = {'input', 'graph', 'run', 'directory', 'evaluators'}
 PARTS = {
     'gradients': 'build',
     'passes': 'inputs',
+    'single': 'inputs',
     'reseeding': 'variables',
     'rows': 'optimizers',
     'positions': 'inputs',

@@ -230,10 +230,20 @@ def test_a_file_system_without_links(tmp_path, monkeypatch):
             lock.WriterLock(str(tmp_path)).__enter__()
 
 
-def test_a_run_directory_that_can_not_be_one(tmp_path):
+@pytest.mark.parametrize(
+    ('where', 'why'),
+    [
+        ('{}/file', 'Not a directory'),
+        ('{}/file/under', 'Not a directory'),
+        ('/proc/none', 'No such file or directory'),
+        ('{}/' + 'n' * 300, 'File name too long'),
+    ],
+    ids=['a file', 'under a file', 'not to be made', 'too long'],
+)
+def test_a_run_directory_that_can_not_be_one(tmp_path, where, why):
     (tmp_path / 'file').touch()
-    with pytest.raises(lock.LockError, match=r'--model_dir=.*file can not be written \(Not a directory\)'):
-        lock.WriterLock(str(tmp_path / 'file')).__enter__()
+    with pytest.raises(ValueError, match=rf'--model_dir=.* can not be written \({why}\); give a folder that can'):
+        lock.WriterLock(where.format(tmp_path)).__enter__()
 
 
 def test_a_read_only_run_directory(tmp_path):

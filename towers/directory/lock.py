@@ -32,6 +32,7 @@ _ATTEMPTS = 100
 _POLL_SECS = 0.2
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)  # nor can one be made
 
 
 class LockError(RuntimeError):
@@ -80,7 +81,7 @@ class WriterLock(contextlib.AbstractContextManager):
             self._acquire()
         except OSError as error:
             problem = f'--model_dir={self._model_dir} can not be written ({error.strerror})'
-            if error.errno in _READ_ONLY:
+            if error.errno in _READ_ONLY or (error.errno in _NO_FOLDER and not os.path.isdir(self._folder)):
                 raise ValueError(f'{problem}; give a folder that can.') from error
             raise LockError(f'{problem}.') from error
         self._checked = time.monotonic()

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from towers import config, structs
-from towers.input import passes, positions
+from towers.input import passes, positions, single
 
 _nest = tf.nest
 _SCOPE = 'input/'  # entered again by each part
@@ -44,12 +44,13 @@ def open_source(dataset: structs.Dataset, *, host: str, proto: tf.ConfigProto | 
       target: of the server that asks; empty = this process alone.
 
     Raises:
-      ValueError: `dataset` does not return a dataset, or an empty one.
+      ValueError: `dataset` does not return a dataset of single examples, or an empty one.
     """
     with tf.device(host), tf.name_scope(_SCOPE):
         made = dataset()
         if not isinstance(made, tf.compat.v2.data.Dataset):
             raise ValueError(f'A dataset function must return a tf.data.Dataset of single examples, got {type(made).__name__}.')
+        single.require(made)
         source = passes.of(made)
         cardinality = tf.data.experimental.cardinality(source.make())
     graph = tf.get_default_graph()
