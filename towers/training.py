@@ -15,7 +15,7 @@ from absl import logging
 
 from towers import config as config_lib
 from towers import connecting, joining, program, recovering, starting, structs
-from towers.checkpoint import manifest, saver
+from towers.checkpoint import manifest, retention, saver
 from towers.directory import record, run_directory
 from towers.evaluators import companion, evaluation
 from towers.evaluators import results as results_lib
@@ -108,6 +108,8 @@ def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
         reached = recovering.lasting(attempt, link, job.config, job.progress, stop_event)
         reached.first_step = first_step
         scores = _scores(job, reached, stop_event, beside)
+        if beside is not None:
+            retention.settle(job.model_dir, job.config)
         if stop_event.is_set() and job.eval_dataset is not None and not scores:
             reached.stopped_by = 'signal'  # all steps may be done, but not the evaluation
         if link is not None and reached.stopped_by != 'signal':

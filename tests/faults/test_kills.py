@@ -96,7 +96,8 @@ def test_an_evaluator_of_the_only_checkpoint_that_is_kept(training, secs):
     start = time.monotonic()
     assert evaluator.wait() == injected.DONE, evaluator.text()
     said, last = evaluator.text(), training.last_made()
-    assert training.published() == [last] and f'Evaluated ckpt-{last}' in said and 'Traceback' not in said
+    published = training.published()  # one that was being read at the end stays
+    assert published[-1] == last and len(published) <= 2 and f'Evaluated ckpt-{last}' in said and 'Traceback' not in said
     count = said.count('Evaluated ckpt-')
     injected.show(
         f'evaluator of {count} checkpoints in {secs} s, keep=1', evaluator.code(), last, 0, time.monotonic() - start, training.strays()

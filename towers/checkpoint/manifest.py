@@ -11,7 +11,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import logging
@@ -84,11 +84,20 @@ def publish(model_dir: str, manifest: Manifest) -> None:
     _commit(model_dir, manifest.step)
 
 
-def remove(model_dir: str, step: int) -> None:
-    """Removes the checkpoint of `step`, or what is there of it: the manifest goes first, so no reader finds half of one."""
+def remove(model_dir: str, step: int, *, unless: Callable[[], bool] = lambda: False) -> None:
+    """Removes the checkpoint of `step`, or what is there of it: the manifest goes first, so no reader finds half of one.
+
+    Args:
+      model_dir: the run directory.
+      step: of the checkpoint.
+      unless: asked when no other reader can find it any more; if it says so the checkpoint is published again.
+    """
     path = prefix_of(model_dir, step) + '.json'
     if os.path.exists(path):
         os.replace(path, path + '.tmp')
+        if unless():
+            os.replace(path + '.tmp', path)
+            return
     _remove_files(model_dir, step)
 
 

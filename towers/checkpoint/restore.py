@@ -1,5 +1,7 @@
 """Restoring: a run's own checkpoint into its variables and input, or another model's values into what matches."""
 
+import contextlib
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -9,7 +11,7 @@ from absl import logging
 
 from towers import config as config_lib
 from towers import structs
-from towers.checkpoint import manifest, position
+from towers.checkpoint import leases, manifest, position
 
 T = TypeVar('T')
 _NEVER_WARM = ('global_step', 'examples_seen', 'skipped_steps', position.POSITION, position.PLACE)
@@ -110,8 +112,8 @@ class WarmReport(NamedTuple):
 class WarmStart:
     """Sets the variables that match a checkpoint of another run by name and shape, as `--init_checkpoint` asks.
 
-    The checkpoint is looked at when this is made, so that only what will be set gets an operation. Step, examples and
-    input position are never taken.
+    The checkpoint is looked at when this is made, so that only what will be set gets an operation; where it is one of a run
+    directory it stays there until it is loaded. Step, examples and input position are never taken.
 
     Args:
       variables: name in a checkpoint of this run -> variable.
@@ -124,8 +126,10 @@ class WarmStart:
     def __init__(self, variables: Mapping[str, tf.Variable], *, config: config_lib.CheckpointConfig):
         exclude = [_pattern('init_exclude', text) for text in config.init_exclude]
         rename = [_rename(text) for text in config.init_rename]
-        prefix = _locate(config.init_checkpoint)
-        self._reader = _open(prefix)
+        with contextlib.ExitStack() as pinned:
+            prefix = _pin(config.init_checkpoint or '', pinned)
+            self._reader = _open(prefix)
+            self._lease = pinned.pop_all()
         shapes, dtypes = self._reader.get_variable_to_shape_map(), self._reader.get_variable_to_dtype_map()
         loaded, left = {}, {}
         for name in sorted(set(variables) - set(_NEVER_WARM)):
@@ -141,6 +145,7 @@ class WarmStart:
         unused = sorted(set(shapes) - set(loaded.values()) - set(_NEVER_WARM))
         self.report = WarmReport(prefix, loaded, left, unused)
         if not loaded:
+            self._lease.close()
             raise ValueError(
                 f'--init_checkpoint={config.init_checkpoint} sets none of {len(left)} variables (first: {list(left.items())[:3]}); '
                 f'it holds {unused[:5]}. Give --init_rename=pattern:replacement from the names here to those, or another checkpoint.'
@@ -151,6 +156,7 @@ class WarmStart:
         """Sets the matching variables, logs what was and wasn't set, and returns it."""
         report = self.report
         self._setter.run(session, {name: self._reader.get_tensor(source) for name, source in report.loaded.items()})
+        self._lease.close()
         logging.info(
             'Initial values from %s: %d variables set (%s), %d left (%s), %d of the checkpoint unused (%s).',
             report.prefix,
@@ -245,6 +251,17 @@ def _rename(text: str) -> tuple[re.Pattern[str], str]:
     if not colon or not pattern:
         raise ValueError(f'--init_rename needs pattern:replacement, got {text!r}; give e.g. --init_rename=^old/:new/.')
     return _pattern('init_rename', pattern), replacement
+
+
+def _pin(path: str, pinned: contextlib.ExitStack) -> str:
+    """The prefix of the checkpoint that `path` names; one of a run directory stays there until `pinned` is closed."""
+    folder = path if tf.io.gfile.isdir(path) else os.path.dirname(path)
+    lease = pinned.enter_context(leases.Lease(folder, 'warm start')) if manifest.all(folder) else None
+    prefix = _locate(path)
+    found = re.fullmatch(r'ckpt-(\d+)', os.path.basename(prefix))
+    if lease is not None and found:
+        lease.narrow(int(found[1]))
+    return prefix
 
 
 def _locate(path: str | None) -> str:

@@ -3,16 +3,52 @@
 All of it is computed from what is on disk, so a restart changes nothing.
 """
 
+import functools
 import glob
 import json
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import tensorflow.compat.v1 as tf
 from absl import logging
+from google.protobuf import text_format
 
 from towers import config as config_lib
-from towers.checkpoint import manifest
+from towers.checkpoint import files, leases, manifest
+
+
+def tidy(model_dir: str, config: config_lib.CheckpointConfig, found: Sequence[manifest.Checkpoint]) -> None:
+    """Names the checkpoints to keep in TensorFlow's own state file, by relative paths, and removes the others that nobody reads.
+
+    Args:
+      model_dir: the run directory.
+      config: which to keep.
+      found: the published checkpoints of this run by rising step, at least one.
+
+    Raises:
+      OSError: the storage failed.
+    """
+    steps = kept(found, config=config, best=best_step(model_dir, config.keep_best, found))
+    names = [f'ckpt-{step}' for step in steps]
+    state = tf.train.generate_checkpoint_state_proto(model_dir, names[-1], all_model_checkpoint_paths=names)
+    files.write(os.path.join(model_dir, 'checkpoint'), text_format.MessageToString(state).encode())
+    is_pinned = leases.pinned(model_dir)
+    for each in found:
+        if each.step not in steps and not is_pinned(each.step):
+            manifest.remove(model_dir, each.step, unless=functools.partial(leases.is_pinned, model_dir, each.step))
+
+
+def settle(model_dir: str, config: config_lib.CheckpointConfig) -> None:
+    """Removes what a reader still had when the run was done; nothing where it isn't."""
+    published = manifest.all(model_dir)
+    last = max((each.step for each in published if each.manifest.final), default=-1)
+    found = [each for each in published if each.step <= last]
+    try:
+        if found:
+            tidy(model_dir, config, found)
+    except OSError as error:
+        logging.warning('What an evaluator still read was not removed from %s (%s).', model_dir, error)
 
 
 def kept(found: Sequence[manifest.Checkpoint], *, config: config_lib.CheckpointConfig, best: int | None = None) -> list[int]:

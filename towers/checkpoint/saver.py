@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 from absl import logging
-from google.protobuf import text_format
 
 from towers import config as config_lib
 from towers import structs
@@ -279,14 +278,7 @@ class Saver:
         if not found:
             return
         try:
-            best = retention.best_step(self._model_dir, self._config.keep_best, found)
-            steps = retention.kept(found, config=self._config, best=best)
-            names = [f'ckpt-{step}' for step in steps]
-            state = tf.train.generate_checkpoint_state_proto(self._model_dir, names[-1], all_model_checkpoint_paths=names)
-            files.write(os.path.join(self._model_dir, 'checkpoint'), text_format.MessageToString(state).encode())
-            for each in found:
-                if each.step not in steps:
-                    manifest.remove(self._model_dir, each.step)
+            retention.tidy(self._model_dir, self._config, found)
         except OSError as error:
             logging.warning('The list of checkpoints in %s was not brought up to date: %s.', self._model_dir, snapshot.reason(error))
 

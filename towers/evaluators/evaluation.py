@@ -16,7 +16,7 @@ from absl import logging
 
 from towers import config as config_lib
 from towers import structs
-from towers.checkpoint import manifest, restore
+from towers.checkpoint import leases, manifest, restore
 from towers.evaluators import evaluator, queue
 from towers.evaluators import results as results_lib
 from towers.run import signals
@@ -84,11 +84,12 @@ def once(
     results = results_lib.Results(model_dir, config.eval_name)
     reader = manifest.Reader(model_dir)
     given = _newest(model_dir, reader) if checkpoint is None else find(model_dir, checkpoint)
-    with evaluator.opened(model, dataset, config) as session, results:
+    with evaluator.opened(model, dataset, config) as session, results, leases.Lease(model_dir, results.holder) as lease:
         if checkpoint is None:
             given = _load_newest(session, model_dir, reader) or given
         else:
             session.load(given)
+        lease.narrow(given.step)
         return _score(session, given, results, stop)
 
 
@@ -123,9 +124,8 @@ def follow(
         since = time.monotonic()
         while not stop.is_set():
             over = done is not None and done()  # asked before looking, so that nothing comes in between
-            new = waiting.next(over=over)
-            if new is not None:
-                _load_and_score(session, new, results, stop)
+            if waiting.next(over=over) is not None:
+                _evaluate_next(session, waiting, over, results, stop)
                 since = time.monotonic()
             elif over or (done is None and (waiting.is_done() or _is_idle(since, config, model_dir))):
                 break
@@ -176,16 +176,21 @@ def _load_newest(session: evaluator.Evaluator, model_dir: str, reader: manifest.
     return loaded and loaded[0]
 
 
-def _load_and_score(session: evaluator.Evaluator, new: manifest.Checkpoint, results: results_lib.Results, stop: threading.Event) -> None:
-    """Evaluates a checkpoint that may be removed at any moment before it is loaded."""
-    try:
-        session.load(new)
-    except restore.UNREADABLE as error:
-        if manifest.check(new.prefix) is None:
-            raise
-        logging.warning('Passed over the checkpoint of step %d: removed while it was read (%s).', new.step, type(error).__name__)
-        return
-    _score(session, new, results, stop)
+def _evaluate_next(
+    session: evaluator.Evaluator, waiting: queue.Queue, over: bool, results: results_lib.Results, stop: threading.Event
+) -> None:
+    """Evaluates the next checkpoint, which stays until that is written; without a lease it may be removed before it is loaded."""
+    with waiting.taken(over=over) as new:
+        if new is None:
+            return
+        try:
+            session.load(new)
+        except restore.UNREADABLE as error:
+            if manifest.check(new.prefix) is None:
+                raise
+            logging.warning('Passed over the checkpoint of step %d: removed while it was read (%s).', new.step, type(error).__name__)
+            return
+        _score(session, new, results, stop)
 
 
 def _score(

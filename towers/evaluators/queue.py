@@ -6,13 +6,13 @@ is still there.
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import logging
 
 from towers import eval_config
-from towers.checkpoint import manifest
+from towers.checkpoint import leases, manifest
 from towers.evaluators import results as results_lib
 
 _LOOK_SECS = 0.5
@@ -66,6 +66,15 @@ class Queue(contextlib.AbstractContextManager):
                 self._taken = _key(each)
                 return each
         return None
+
+    @contextlib.contextmanager
+    def taken(self, *, over: bool = False) -> Iterator[manifest.Checkpoint | None]:
+        """As `next`, and the checkpoint stays for the `with` block."""
+        with leases.Lease(self._model_dir, self._results.holder) as lease:
+            found = self.next(over=over)  # only what is found with the lease in hand stays
+            if found is not None:
+                lease.narrow(found.step)
+            yield found
 
     def is_done(self) -> bool:
         """Whether the newest checkpoint is the run's final one and evaluated."""

@@ -26,6 +26,7 @@ class Results(contextlib.AbstractContextManager):
     """
 
     def __init__(self, model_dir: str, name: str):
+        self.holder = f'evaluator {name}'
         folder = os.path.join(model_dir, 'eval', name)
         path = os.path.join(folder, 'results.jsonl')
         self._rows = _read_rows(path)
