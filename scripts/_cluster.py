@@ -33,7 +33,7 @@ def serve(config: config_lib.Config, job: str, index: int) -> int:
     ended = signals.run_in_worker(functools.partial(serving.serve, config, job, index), grace_secs=config.grace_secs)
     if ended is serving.Ended.LOST:
         _begin_anew()
-    return _leave(_main.DONE if ended is serving.Ended.OVER else _main.STOPPED)
+    return _main.DONE if ended is serving.Ended.OVER else _main.STOPPED
 
 
 def _begin_anew() -> None:
@@ -41,12 +41,6 @@ def _begin_anew() -> None:
     logging.getLogger('absl').info('Beginning anew, to wait for the next master.')
     _flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-
-
-def _leave(code: int) -> int:
-    """Ends the process at once: TensorFlow's server has no orderly end."""
-    _flush()
-    os._exit(code)
 
 
 def _flush() -> None:

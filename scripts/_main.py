@@ -14,6 +14,7 @@ from absl import flags
 
 from scripts import _flags
 from towers import errors
+from towers.cluster import server
 from towers.run import signals
 from towers.sessions import admission
 
@@ -24,7 +25,16 @@ DONE, FAILED, MISUSED, DIVERGED, STOPPED = 0, 1, 2, 3, 75  # 76 is given by the 
 def run(main: Callable[[flags.FlagValues], int], values: flags.FlagValues, doc: str | None) -> NoReturn:
     """Parses the flags, runs `main` with them, and exits with its code or the one of its error."""
     _handle_signals(_interrupt)
-    sys.exit(_guarded(main, values, doc or ''))
+    code = FAILED
+    try:
+        code = _guarded(main, values, doc or '')
+    except Exception:
+        if not server.is_started():
+            raise
+        traceback.print_exc()
+    if server.is_started():
+        signals.leave(code)  # a server of TensorFlow has no orderly end, and may hold up that of the interpreter
+    sys.exit(code)
 
 
 def print_table(rows: Mapping[str, Any]) -> None:
