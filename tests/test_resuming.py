@@ -49,8 +49,7 @@ def whole(tmp_path_factory):
     return losses(folder)
 
 
-@pytest.mark.parametrize('data', [dataset, unsized], ids=['sized', 'unsized'])
-@pytest.mark.parametrize('step', [2, 3, 5])
+@pytest.mark.parametrize(('data', 'step'), [(dataset, 2), (dataset, 3), (unsized, 5)], ids=['sized 2', 'sized 3', 'unsized 5'])
 @pytest.mark.parametrize(
     ('before', 'after'),
     [((2, 'sharded'), (4, 'sharded')), ((2, 'sharded'), (1, 'sharded')), ((1, 'global'), (2, 'sharded')), ((4, 'sharded'), (2, 'global'))],
@@ -92,3 +91,38 @@ def test_the_place_of_each_checkpoint_is_its_own(tmp_path):
     towers.train(model, dataset, config(tmp_path, 2, 'sharded', save_steps=1, keep_checkpoints=9, sync_checkpoint=True))
     places = [tf.train.load_checkpoint(found.prefix).get_tensor('input_place').tolist() for found in manifest.all(str(tmp_path))]
     assert places == [[[k // 3, k % 3 + 1]] * 2 for k in range(STEPS)]
+
+
+def shuffled(size, first=0):
+    return tf.data.Dataset.range(first, first + size).shuffle(size, seed=size)
+
+
+SURE = {
+    'one shuffle': lambda: shuffled(11).repeat(),
+    'mapped': lambda: shuffled(11).map(lambda x: x + 1, num_parallel_calls=2).prefetch(2).repeat(),
+    'files': lambda: shuffled(5).flat_map(lambda x: tf.data.Dataset.range(10 * x, 10 * x + 3)).repeat(),
+    'shuffled after': lambda: shuffled(11).repeat().shuffle(5, seed=1),
+    'sampled': lambda: tf.data.Dataset.sample_from_datasets([shuffled(7).repeat(), shuffled(5, 50).repeat()], seed=1),
+    'none of its own': lambda: shuffled(11).shuffle(5, seed=1),
+}
+UNSURE = {
+    'three shuffles': (lambda: shuffled(11).shuffle(5, seed=1).shuffle(3, seed=2).repeat(), 'RepeatDataset'),
+    'one after the other': (lambda: shuffled(9).concatenate(shuffled(7, 50)).repeat(), 'RepeatDataset'),
+    'batches taken apart': (lambda: shuffled(11).batch(4).unbatch().repeat(), 'RepeatDataset'),
+    'sampled to their ends': (
+        lambda: tf.data.Dataset.sample_from_datasets([shuffled(17), shuffled(9, 50)], seed=1),
+        'DirectedInterleaveDataset',
+    ),
+}
+
+
+@pytest.mark.parametrize('kind', [*SURE, *UNSURE])
+def test_a_datasets_own_repetition_and_sampling_go_on_exactly(tmp_path, caplog, kind):
+    make, cause = UNSURE.get(kind) or (SURE[kind], None)
+    towers.train(model, make, config(tmp_path / 'whole', global_batch_size=4, train_steps=14))
+    with caplog.at_level(logging.WARNING, logger='absl'):
+        for step in (5, 10, 14):
+            towers.train(model, make, config(tmp_path / 'parts', global_batch_size=4, train_steps=step))
+    np.testing.assert_array_equal(losses(tmp_path / 'parts'), losses(tmp_path / 'whole')[: len(losses(tmp_path / 'parts'))])
+    assert f'The state of the {cause} made at {__file__}:' in caplog.text if cause else 'can not be relied on' not in caplog.text
+    assert 'beginning of an epoch' not in caplog.text

@@ -89,6 +89,8 @@ def training(source: Source, section: config.InputConfig, towers: Sequence[struc
             made = dataclasses.replace(made, ended=tf.constant(False))
     with tf.name_scope(_SCOPE):
         made = positions.counted(made, place, first)  # beside the variables, which may be another machine's
+        if (doubtful := passes.unsure(source.passes.dataset)) is not None:
+            made = positions.without_state(made, doubtful)
     if not section.exact_resume:
         made = dataclasses.replace(made, position=None, restore_position=None, taken=None, go_to=None)
     # Two inputs with equal facts give the same batches; the number of towers matters only where each has a pipeline.

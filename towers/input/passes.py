@@ -21,6 +21,12 @@ _VARIES = ('reshuffle_each_iteration', 'rerandomize_each_iteration')
 _COPY = '_in_passes'  # the copies of functions must not have the names of the originals
 _STUCK = (tf.resource, tf.variant)  # types that do not cross to another machine
 _COPIED = re.compile(r'(Dataset(V\d+)?|SeedGenerator|MemoryCache)$')  # what each machine may have for itself
+# What has given all elements when its input has none left, and keeps the order of elements.
+_HOLD_NOTHING = frozenset(
+    f'{name}Dataset{version}'
+    for name in ('Map', 'ParallelMap', 'Filter', 'FlatMap', 'Interleave', 'Prefetch', 'Take', 'Skip', 'Zip', 'Options', 'Cache')
+    for version in ('', 'V2')
+)
 _ENDS_EARLY = 'preserve_cardinality'  # False: an OutOfRangeError of the map's function ends the data
 
 
@@ -125,6 +131,39 @@ def of(dataset: tf.data.Dataset) -> Passes:
     if any(node.type in _FOR_ALL_PASSES for node in _chain(last, ())):
         dataset = _apart(dataset, ()).make()  # also what stays outside of the passes must keep every element
     return _apart(dataset, _FOR_ALL_PASSES)
+
+
+def unsure(dataset: tf.data.Dataset) -> tf.Operation | None:
+    """The operation of a user's dataset that makes its saved position wrong at times; None where there is none.
+
+    A `repeat` of the user's own over a shuffle forgets the order of the next round, where something between the two still
+    holds elements of this one. Sampling from datasets of which one has ended hangs when it is restored.
+    """
+    for operation in _chain(tf.data.experimental.to_variant(dataset).op, ()):
+        if operation.type == 'RepeatDataset' and _forgets(operation):
+            return operation
+        if operation.type == 'DirectedInterleaveDataset' and not all(_is_endless(tensor.op) for tensor in operation.inputs[1:]):
+            return operation
+    return None
+
+
+def _forgets(repeat: tf.Operation) -> bool:
+    waiting = [(tensor.op, False) for tensor in repeat.inputs if tensor.dtype == tf.variant]
+    while waiting:
+        operation, held = waiting.pop()
+        if held and any(operation.node_def.attr[name].b for name in _VARIES if name in operation.node_def.attr):
+            return True
+        held = held or operation.type not in _HOLD_NOTHING
+        waiting += [(tensor.op, held) for tensor in operation.inputs if tensor.dtype == tf.variant]
+    return False
+
+
+def _is_endless(operation: tf.Operation) -> bool:
+    if operation.type == 'RepeatDataset':
+        return (tf.get_static_value(operation.inputs[1]) or 0) < 0
+    before = [tensor.op for tensor in operation.inputs if tensor.dtype == tf.variant][:1]
+    is_alike = operation.type in _HOLD_NOTHING or operation.type.startswith('ShuffleDataset')
+    return is_alike and bool(before) and _is_endless(before[0])
 
 
 def _apart(dataset: tf.data.Dataset, outside: Collection[str]) -> Passes:

@@ -80,6 +80,18 @@ def counted(source: structs.Input, place: tf.Tensor, first_pass: tf.Tensor) -> s
     return dataclasses.replace(source, taken=taken, go_to=go_to, mark=mark)
 
 
+def without_state(source: structs.Input, cause: tf.Operation) -> structs.Input:
+    """The input whose position is its place alone, so that a resume reads its pass again; `cause` is why."""
+    absl_logging.warning(
+        'The state of the %s made at %s can not be relied on; a resume is exact, but reads the pass again up to where it was. '
+        "Leave a dataset's own repeat() out (Towers repeats), or sample from endless ones, to go on at once.",
+        cause.type,
+        errors.source_line(cause) or 'an unknown line',
+    )
+    assert source.position is not None
+    return dataclasses.replace(source, position=tf.strings.substr(source.position, 0, 0))  # what has none still fails
+
+
 def _local(name: str, shape: Sequence[int]) -> tf.Variable:
     """A variable that is set with all others, and in no checkpoint by itself."""
     zeros = tf.zeros(shape, tf.int64)
