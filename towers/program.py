@@ -30,6 +30,7 @@ class Program:
       total_steps: global_step at which the training ends, None where only the data or the clock ends it.
       init: operation that initialises all variables, global and local, and lookup tables.
       recorder: keeps the batch of a step that was not finite; None where none is looked for.
+      counts: name -> number of what happened before the training and reports show, such as `bad_records` of the dataset.
     """
 
     graph: tf.Graph
@@ -38,6 +39,7 @@ class Program:
     total_steps: int | None
     init: tf.Operation
     recorder: flight.Recorder | None
+    counts: Mapping[str, int]
 
     @property
     def placement(self) -> structs.Placement:
@@ -106,7 +108,8 @@ def at(
             init = tf.group(tf.global_variables_initializer(), tf.local_variables_initializer(), tf.tables_initializer())
     if not site.target:  # other machines place their part themselves
         moved.check(graph, site.proto, config)
-    return Program(graph, step, site, steps, init, recorder)
+    counts = {'bad_records': dataset.bad_records} if hasattr(dataset, 'bad_records') else {}
+    return Program(graph, step, site, steps, init, recorder, counts)
 
 
 def total_steps(config: config_lib.Config, epoch_examples: int | None, towers: int) -> int | None:

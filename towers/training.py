@@ -190,12 +190,14 @@ def opened(
         saving = checkpointing.CheckpointHook(keeper, step.step, config=config, final=lambda: master.stopped_by != 'signal')
         reports = writers.Reports(model_dir)
         closing.callback(reports.close)
+        reports.counts.update(made.counts, **({'rollbacks': 0} if config.nan_policy == 'rollback' else {}))
         reporting = [*_reporting(made, config, closing, reports), saving]
 
         def rollback(raw: tf.Session) -> int:
             keeper.wait(_CLOSE_SECS)
             number = starter.go_back(raw)
             reports.start(number)
+            reports.counts['rollbacks'] += 1
             for hook in reporting:
                 if isinstance(hook, every.TimedHook):
                     hook.went_back(number)
@@ -276,7 +278,7 @@ def _reporting(
     return [
         start.StartHook(step.global_step, start=reports.start, graph=reports.events.graph),
         shown,
-        scalars.ScalarsHook(step, when=every.often(config.log_steps, _LOG_STEPS), rows=reports.rows.append, events=reports.events.scalars),
+        scalars.ScalarsHook(step, when=every.often(config.log_steps, _LOG_STEPS), rows=reports.row, events=reports.scalars),
         summary.SummaryHook(step, when=every.often(config.summary_steps, _SUMMARY_STEPS), write=reports.events.summary),
     ]
 

@@ -32,6 +32,10 @@ class Splits:
     test_examples: int
     left_out: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.left_out:
+            self.train.bad_records = len(self.left_out)  # what the reports of a training show
+
 
 def made(make: Callable[[tf.Tensor], Any], examples: int, *, seed: int | None) -> tf.data.Dataset:
     """Examples made from their numbers, in an order drawn from `seed`, another in each pass; None = rising numbers.

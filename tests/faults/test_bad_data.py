@@ -1,5 +1,6 @@
 """Bad data under the real command: it is named and ends the run, or it is left out and counted; no end is silent."""
 
+import json
 import re
 
 import dataset_files
@@ -86,6 +87,8 @@ def test_a_damaged_record_is_named_at_the_start_or_when_it_is_read_or_left_out(t
     assert done.wait() == injected.DONE, done.text()
     assert 'Left out data/train-00001-of-00002: record 0: its data does not match its checksum.' in done.text()
     assert 'records left out  1' in done.text()
+    rows = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
+    assert rows and all(row['bad_records'] == 1 for row in rows)
 
 
 @pytest.mark.parametrize('pipeline', ['global', pytest.param('sharded', marks=pytest.mark.soak)])

@@ -73,7 +73,8 @@ def test_rollback_goes_back_to_the_checkpoint_and_on_past_the_batch(train, tmp_p
     assert FOUND in said and 'Going back to step 3 and on with the next batch' in said
     check(values(tmp_path), strategy, without=[4, 5])
     rows = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
-    assert [(row['step'], row['skipped']) for row in rows] == [(step, int(step > 3)) for step in range(1, STEPS + 1)]
+    counted = [(row['step'], row['skipped'], row['rollbacks']) for row in rows]
+    assert counted == [(step, int(step > 3), int(step > 3)) for step in range(1, STEPS + 1)]
 
 
 @harness.each_strategy

@@ -173,11 +173,24 @@ class JsonLines:
 
 
 class Reports:
-    """What a training reports in its run directory: events for TensorBoard, and rows in metrics.jsonl."""
+    """What a training reports in its run directory: events for TensorBoard, and rows in metrics.jsonl.
+
+    Attributes:
+      counts: name -> number of what happened outside the steps, which each row and event of scalars holds too.
+    """
 
     def __init__(self, model_dir: str) -> None:
         self.events = EventWriter(model_dir)
         self.rows = JsonLines(os.path.join(model_dir, 'metrics.jsonl'))
+        self.counts: dict[str, int] = {}
+
+    def row(self, values: Mapping[str, Any]) -> None:
+        """Appends a row."""
+        self.rows.append({**values, **self.counts})
+
+    def scalars(self, step: int, values: Mapping[str, Any]) -> None:
+        """Writes a point for each scalar."""
+        self.events.scalars(step, {**values, **self.counts})
 
     def start(self, step: int) -> None:
         """Marks that the training goes on from `step`: what was reported of later steps is void."""
