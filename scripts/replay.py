@@ -35,7 +35,7 @@ def main(values: flags.FlagValues) -> int:
     found = towers.replay(work.model, work.dataset, values.bundle, tower=values.tower, device=values.device)
     _main.print_table({'step': found.step, 'tower': found.tower, 'loss': found.loss})
     if found.first is None:
-        print('All is finite this time; random draws of TensorFlow itself, or several towers together, are not made again.')
+        print(found.why_finite())
         return _main.FAILED
     for title, fault in {'first not finite': found.first, 'first nan': found.first_nan}.items():
         if fault is not None and (title == 'first not finite' or fault != found.first):

@@ -157,6 +157,26 @@ def test_another_tower_may_be_fine(tmp_path):
     assert found.first is found.first_nan is None and np.isclose(found.loss, np.log(2) / 2)
 
 
+def between(batch, *, training):
+    """Each tower's gradient is finite, their sum is not."""
+    w = harness.variable('w', 1.0)
+    kept = 0 * tf.nn.dropout(batch, rate=0.5)  # drawn anew
+    return towers.ModelOutput(w * 3e38 * tf.reduce_mean(tf.ones_like(batch) + kept), weight=tf.constant(1.0))
+
+
+def test_what_can_not_be_made_again_is_said(tmp_path):
+    folder = write(between, harness.numbers(*GOOD), tmp_path)
+    found = towers.replay(between, harness.numbers(*GOOD), folder)
+    assert (found.first, found.bad_tower) == (None, None)
+    said = found.why_finite()
+    assert (
+        said.startswith('Not reproduced: all is finite this time, where the training found: ')
+        and 'the gradient to apply of w holds 1 inf' in said
+    )
+    assert 'No tower was bad by itself' in said and '1 random operations of TensorFlow itself' in said
+    assert f'RandomUniform made at {line_of(between, "drawn anew")}' in said
+
+
 def test_what_does_not_fit_is_refused(tmp_path):
     folder = write(logarithm, harness.numbers(1, 2, 3, 0), tmp_path)
     with pytest.raises(ValueError, match='has towers 0 to 1, got tower 2; give one of them'):

@@ -59,6 +59,9 @@ class Replay:
       first: the first operation, in the order of the graph, that was not finite and spoiled the loss or a gradient; None
         where all is finite this time, as after random draws that the step doesn't repeat.
       first_nan: the first of them with a result that is no number; None where infinities are all.
+      facts: what the training found, in words.
+      draws: TensorFlow's own random operations that the step depends on, which draw anew, with the lines that made them.
+      bad_tower: the first that was bad by itself in the training; None where it came about between the towers.
     """
 
     step: int
@@ -66,6 +69,26 @@ class Replay:
     loss: float
     first: Fault | None
     first_nan: Fault | None
+    facts: Sequence[str] = ()
+    draws: Sequence[str] = ()
+    bad_tower: int | None = None
+
+    def why_finite(self) -> str:
+        """Why the fault of the training is not there again, in a few sentences."""
+        reasons = []
+        if self.draws:
+            reasons.append(
+                f'The step depends on {len(self.draws)} random operations of TensorFlow itself, which draw anew ({self.draws[0]}); '
+                'towers.dropout and towers.random_uniform draw the same again.'
+            )
+        if self.bad_tower not in (None, self.tower):
+            reasons.append(f'It was tower {self.bad_tower} that was bad, and this is tower {self.tower}.')
+        elif self.bad_tower is None:
+            reasons.append('No tower was bad by itself: it came about in their sum, or in what is made of it, and one tower has none.')
+        if not reasons:
+            reasons.append('Model, data or TensorFlow are not those of the training, or another device rounds otherwise.')
+        found = '; '.join(self.facts) or 'that the step was not finite'
+        return f'Not reproduced: all is finite this time, where the training found: {found}. {" ".join(reasons)}'
 
 
 def replay(model: structs.Model, dataset: structs.Dataset, bundle: str, *, tower: int | None = None, device: str | None = None) -> Replay:
@@ -99,7 +122,8 @@ def replay(model: structs.Model, dataset: structs.Dataset, bundle: str, *, tower
         with tf.Session(config=proto) as session:
             session.run(tf.local_variables_initializer())
             restorer.restore(session, _checkpoint(found))
-            return Replay(found.step, tower, *health.look(session))
+            seen = health.look(session)
+            return Replay(found.step, tower, *seen, tuple(found.facts), health.draws, found.tower)
 
 
 class _Health:
@@ -123,7 +147,9 @@ class _Health:
         gradients = tf.nest.flatten([gradient for gradient in made.total.gradients if gradient is not None], expand_composites=True)
         results = [own, whole, *gradients, *[write.value for write in made.total.state]]
         self._results = [tensor for tensor in results if tensor.dtype in _FLOATS]
-        outputs = [tensor for op in _ancestors([tensor.op for tensor in results]) for tensor in op.outputs]
+        needed = _ancestors([tensor.op for tensor in results])
+        self.draws = tuple(f'{op.name} made at {errors.source_line(op) or "an unknown line"}' for op in needed if _draws_anew(op))
+        outputs = [tensor for op in needed for tensor in op.outputs]
         self._tensors = [tensor for tensor in outputs if tensor.dtype in _FLOATS and graph.is_fetchable(tensor)]
         with tf.name_scope('health'):
             self._counts = tf.stack([_count(tensor) for tensor in self._tensors])
@@ -211,6 +237,10 @@ def _ancestors(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
             seen[op.name] = op
             waiting.extend([*[tensor.op for tensor in op.inputs], *op.control_inputs])
     return list(seen.values())
+
+
+def _draws_anew(op: tf.Operation) -> bool:
+    return op.op_def.is_stateful and all(name in op.node_def.attr for name in ('seed', 'seed2'))
 
 
 def _behind(results: Sequence[tf.Tensor], bad: Mapping[str, Any]) -> list[tf.Operation]:
