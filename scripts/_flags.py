@@ -72,8 +72,12 @@ def define() -> flags.FlagValues:
     _add_repeated(values, section, 'data_args', "further arguments of the zoo's dataset: size=64; may be given again")
     for part in config_lib.SECTIONS:
         hints = typing.get_type_hints(part)
-        options = [Option(field.name, field.default, field.metadata['doc'], hints[field.name]) for field in dataclasses.fields(part)]
-        add(values, (part.__doc__ or part.__name__).splitlines()[0], *options)
+        section = (part.__doc__ or part.__name__).splitlines()[0]
+        for field in dataclasses.fields(part):
+            if field.metadata.get('repeated'):
+                _add_repeated(values, section, field.name, field.metadata['doc'])
+            else:
+                add(values, section, Option(field.name, field.default, field.metadata['doc'], hints[field.name]))
     return values
 
 

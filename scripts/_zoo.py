@@ -9,7 +9,7 @@ from absl import flags
 
 from scripts import _flags, _own, models
 from scripts.models import data
-from towers import structs
+from towers import eval_config, structs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Work:
       dataset: makes the training dataset.
       eval_dataset: makes the evaluation dataset; None = nothing is evaluated.
       recipe: fields of a Config that suit a model of the zoo.
+      evaluators: the datasets of several evaluators by their names; empty where there is but one.
       left_out: names of the records that --max_bad_records leaves out.
       record: values of flags with which the same is found from any folder.
     """
@@ -29,6 +30,7 @@ class Work:
     dataset: structs.Dataset
     eval_dataset: structs.Dataset | None
     recipe: Mapping[str, Any]
+    evaluators: Mapping[str, structs.Dataset] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     record: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
 
@@ -52,10 +54,13 @@ def load(values: flags.FlagValues) -> Work:
         if datasets.classes is not None and 'classes' in sizes:
             args.setdefault('classes', datasets.classes)
         model = models.build(name, **args)
-    record = {'code_dir': _own.folders((values.eval_dataset, values.dataset, name))}
+    evaluators = _evaluators(values, datasets)
+    named = [fields.get('dataset') for fields in eval_config.specs(values.evaluator).values()]
+    record = {'code_dir': _own.folders((*named, values.eval_dataset, values.dataset, name))}
     if values.data_dir is not None:
         record['data_dir'] = [os.path.abspath(values.data_dir)]
-    return Work(model, datasets.train, datasets.test, models.RECIPES.get(name, {}), datasets.left_out, record)
+    recipe = models.RECIPES.get(name, {})
+    return Work(model, datasets.train, datasets.test, recipe, evaluators=evaluators, left_out=datasets.left_out, record=record)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +86,26 @@ def _datasets(values: flags.FlagValues) -> _Datasets:
         found = _Datasets(splits.train, splits.test, splits.classes, splits.left_out)
     if eval_name is None or (not own and eval_name == name):
         return found
-    if eval_name == 'none':
-        return dataclasses.replace(found, test=None)
-    is_own = _own.is_own('--eval_dataset', eval_name)
-    return dataclasses.replace(
-        found, test=_own.find('--eval_dataset', eval_name, values.code_dir) if is_own else _zoo_splits(values, eval_name).test
-    )
+    return dataclasses.replace(found, test=None if eval_name == 'none' else _test('--eval_dataset', eval_name, values))
+
+
+def _evaluators(values: flags.FlagValues, datasets: _Datasets) -> dict[str, structs.Dataset]:
+    """The datasets of the evaluators that --evaluator declares, and of --evaluate's where it is given too."""
+    specs = eval_config.specs(values.evaluator)
+    found = {values.eval_name: datasets.test} if specs and values.evaluate else {}
+    for name, fields in specs.items():
+        chosen = fields.get('dataset', 'test')
+        own = {'train': datasets.train, 'test': datasets.test}
+        found[name] = own[chosen] if chosen in own else _test(f'--evaluator={name}:dataset', chosen, values)
+    for name, dataset in found.items():
+        if dataset is None:
+            raise ValueError(f'The evaluator {name!r} has nothing to evaluate on, got no --eval_dataset; give one, or dataset=... to it.')
+    return found
+
+
+def _test(flag: str, name: str, values: flags.FlagValues) -> structs.Dataset | None:
+    """The examples to evaluate on of a dataset of the zoo, or a user's."""
+    return _own.find(flag, name, values.code_dir) if _own.is_own(flag, name) else _zoo_splits(values, name).test
 
 
 def _zoo_splits(values: flags.FlagValues, name: str) -> data.Splits:

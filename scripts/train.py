@@ -23,8 +23,9 @@ def main(values: flags.FlagValues) -> int:
     model_dir = str(config.model_dir)
     record = _flags.Record(values, model_dir, work.record)
     with _tensorboard.beside(model_dir, wanted=config.tensorboard):
-        result = towers.train(work.model, work.dataset, config, eval_dataset=work.eval_dataset, hooks=(record,))
-    scores = {f'{config.eval_name} {name}': value for name, value in result.evaluation.items() if name not in ('step', 'examples')}
+        result = towers.train(work.model, work.dataset, config, eval_dataset=work.evaluators or work.eval_dataset, hooks=(record,))
+    found = [(name, *score) for name, scores in result.evaluations.items() for score in scores.items()]
+    scores = {f'{name} {metric}': value for name, metric, value in found if metric not in ('step', 'examples')}
     made = {'training loss': result.loss, 'examples/s': round(result.examples_per_sec)} if result.steps_run else {}
     bad = {'records left out': len(work.left_out)} if work.left_out else {}
     done = {'steps': f'{result.step} ({result.steps_run} in this run)', **made, **bad}

@@ -16,7 +16,7 @@ import runs
 import tensorflow.compat.v1 as tf
 import test_evaluation
 
-from towers.evaluators import companion
+from towers.evaluators import companion, supervisor
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LIMIT_SECS = 120
@@ -29,6 +29,33 @@ def numbers():
 
 def parts(*arrays):
     return tf.data.Dataset.from_tensor_slices(arrays[0])
+
+
+def crashing(place):
+    """Numbers, but for the first two times, when the process is killed as by a machine without memory."""
+    with open(place, 'a') as file:
+        file.write('x')
+    if os.path.getsize(place) <= 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return test_evaluation.DATA()
+
+
+def always_crashing(place):
+    with open(place, 'a') as file:
+        file.write('x')
+    os._exit(7)
+
+
+def supervised(*given):
+    """A Supervisor of evaluators as (dataset, settings)."""
+    return supervisor.Supervisor(test_evaluation.scaled, [supervisor.Evaluator(settings, dataset) for dataset, settings in given])
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    said = []
+    monkeypatch.setattr(supervisor.logging, 'warning', lambda text, *args: said.append(text % args))
+    return said
 
 
 def wait_until(holds):
@@ -47,36 +74,78 @@ def exists(pid):
         return False
 
 
-def test_it_evaluates_beside_and_ends_with_the_last_checkpoint(tmp_path):
-    settings, before = runs.config(tmp_path, eval_idle_secs=0), os.getpriority(os.PRIO_PROCESS, 0)
-    with companion.Companion(test_evaluation.scaled, functools.partial(parts, np.array([1, 2, 6], np.float32)), settings) as beside:
-        [child] = multiprocessing.active_children()
-        assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in (child.pid, os.getpid())] == [19, before]
-        os.kill(child.pid, signal.SIGINT)  # as from a terminal; the parent decides
+def test_several_evaluate_beside_and_end_with_the_last_checkpoint(tmp_path):
+    first = runs.config(tmp_path, eval_idle_secs=0)
+    second = runs.config(tmp_path, eval_name='other', eval_cadence='newest', eval_nice=12, eval_num_gpus=2)
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    data = functools.partial(parts, np.array([1, 2, 6], np.float32))
+    with supervised((data, first), (numbers, second)) as beside:
+        children = {child.name: child.pid for child in multiprocessing.active_children()}
+        priorities = [os.getpriority(os.PRIO_PROCESS, children[f'towers-evaluator-{name}']) for name in ('test', 'other')]
+        assert (*priorities, os.getpriority(os.PRIO_PROCESS, 0)) == (max(19, before), max(12, before), before)
+        for pid in children.values():
+            os.kill(pid, signal.SIGINT)  # as from a terminal; the parent decides
         test_evaluation.publish(tmp_path, 3, final=True)  # of an earlier run, which this one goes on with
-        wait_until(lambda: os.path.exists(tmp_path / 'eval/test/results.jsonl'))
+        wait_until(lambda: all(os.path.exists(tmp_path / 'eval' / name / 'results.jsonl') for name in ('test', 'other')))
         test_evaluation.publish(tmp_path, 5)
         found = beside.wait(LIMIT_SECS)
-    assert found == {'step': 5, 'examples': 3, 'loss': 15.0, 'twice': 30.0, 'both': [9.0, -9.0]}
+    assert found['test'] == {'step': 5, 'examples': 3, 'loss': 15.0, 'twice': 30.0, 'both': [9.0, -9.0]}
+    assert found['other'] == {'step': 5, 'examples': 3, 'loss': 10.0, 'twice': 20.0, 'both': [6.0, -6.0]}
     assert multiprocessing.active_children() == []
     assert test_evaluation.steps(tmp_path) == [3, 5]
 
 
-def test_a_failing_evaluator_is_a_warning_and_one_that_hangs_is_stopped(tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr(companion.logging, 'warning', lambda text, *args: said.append(text % args))
-    with companion.Companion(test_evaluation.scaled, functools.partial(int, 'x'), runs.config(tmp_path)) as beside:
-        late = companion.Companion(test_evaluation.scaled, numbers, runs.config(tmp_path))
-        late.start()
-        start = time.monotonic()
-        assert late.wait(0) == {}
-        assert time.monotonic() - start < 5
-        assert beside.wait(LIMIT_SECS) == {}
-    assert [text.split(';')[0] for text in said] == [
-        'The evaluator was stopped before the last checkpoint was evaluated',
-        'The evaluator beside the training failed with exit code 1',
+def test_a_crashed_one_is_started_again_and_a_hopeless_or_late_one_is_a_warning(tmp_path, warnings, monkeypatch):
+    monkeypatch.setattr(supervisor, '_FIRST_DELAY_SECS', 0.01)
+    test_evaluation.publish(tmp_path, 3)
+    given = [
+        (functools.partial(crashing, str(tmp_path / 'crashes')), 'crashing', 2),
+        (functools.partial(always_crashing, str(tmp_path / 'starts')), 'always', 1),
+        (functools.partial(int, 'x'), 'wrong', 5),
     ]
+    with supervised(*[(data, runs.config(tmp_path, eval_name=name, eval_restarts=limit)) for data, name, limit in given]) as beside:
+        found = beside.wait(LIMIT_SECS)
+    assert (found['crashing']['step'], found['always'], found['wrong']) == (3, {}, {})
+    assert test_evaluation.rows(tmp_path, 'crashing')[0]['loss'] == 6.0 and len(test_evaluation.rows(tmp_path, 'crashing')) == 1
+    assert (os.path.getsize(tmp_path / 'crashes'), os.path.getsize(tmp_path / 'starts')) == (3, 2)
+    texts = sorted(text.split(';')[0] for text in warnings)
+    assert texts == [
+        'The evaluator always beside the training failed with exit code 7',
+        'The evaluator always ended with 7',
+        'The evaluator crashing ended with -9',
+        'The evaluator crashing ended with -9',
+        'The evaluator wrong beside the training failed with exit code 2',
+    ]
+    with supervised((numbers, runs.config(tmp_path))) as late:
+        start = time.monotonic()
+        assert late.wait(0) == {'test': {}}
+        assert time.monotonic() - start < 5
+    assert warnings[-1].startswith('The evaluator test was stopped before the last checkpoint was evaluated')
     assert multiprocessing.active_children() == []
+
+
+def test_one_that_waits_for_the_first_checkpoint_takes_next_to_no_processor(tmp_path):
+    def used(pid):
+        with open(f'/proc/{pid}/stat') as file:
+            fields = file.read().rpartition(')')[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')
+
+    place = tmp_path / 'asked'
+    with supervised((functools.partial(asked, str(place)), runs.config(tmp_path / 'run'))):
+        [child] = multiprocessing.active_children()
+        wait_until(place.exists)  # it has TensorFlow, and builds its graph
+        last = -1.0
+        while used(child.pid) - last > 0.01:
+            last = used(child.pid)
+            time.sleep(1)
+        before, start = used(child.pid), time.monotonic()
+        time.sleep(2)
+        assert used(child.pid) - before < 0.05 * (time.monotonic() - start)
+
+
+def asked(place):
+    open(place, 'w').close()
+    return test_evaluation.DATA()
 
 
 SCRIPT = """
@@ -86,7 +155,7 @@ SCRIPT = """
         time.sleep(sys.argv[2] == 'import' and 600)
     import tensorflow.compat.v1 as tf
     import towers
-    from towers.evaluators import companion
+    from towers.evaluators import companion, supervisor
 
     def model(batch, *, training):
         return towers.ModelOutput(tf.reduce_mean(batch) * tf.get_variable('w', []))
@@ -136,6 +205,6 @@ def test_a_function_that_no_file_holds_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_script_that_trains_when_imported_is_told_so_in_the_child(tmp_path, monkeypatch):
-    monkeypatch.setattr(multiprocessing.current_process(), 'name', 'towers-evaluator')
+    monkeypatch.setattr(multiprocessing.current_process(), 'name', 'towers-evaluator-test')
     with pytest.raises(ValueError, match="Put `if __name__ == '__main__':` before the call of towers.train"):
         companion.Companion(test_evaluation.scaled, numbers, runs.config(tmp_path))

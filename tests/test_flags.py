@@ -254,6 +254,21 @@ def test_what_is_recorded_is_found_from_any_folder(tmp_path):
     assert (found.data_dir, found.code_dir, found.seed) == ('/some/where', ['/a', '/b', '/c'], 3)
 
 
+def test_evaluators_are_declared_one_by_one_with_their_datasets(own):
+    texts = ['held:dataset=own_work:train,cadence=newest', 'seen:dataset=train', 'again:nice=3']
+    values = parsed('--evaluate', '--dataset=digits', *(f'--evaluator={text}' for text in texts))
+    assert _flags.to_config(values).evaluator == tuple(texts)
+    work = _zoo.load(values)
+    assert list(work.evaluators) == ['test', 'held', 'seen', 'again']
+    assert work.evaluators['held']() == 'train' and work.evaluators['seen'] is work.dataset
+    assert work.evaluators['again'] is work.evaluators['test'] is work.eval_dataset
+    assert len(work.record['code_dir']) == 1
+    with pytest.raises(ValueError, match="The evaluator 'a' has nothing to evaluate on, got no --eval_dataset"):
+        _zoo.load(parsed('--evaluator=a', '--eval_dataset=none'))
+    with pytest.raises(ValueError, match=r"--evaluator=a:dataset=own_wok:x: no module 'own_wok'"):
+        _zoo.load(parsed('--evaluator=a:dataset=own_wok:x'))
+
+
 def raised(function):
     try:
         function()

@@ -24,6 +24,7 @@ PARTS = {
     'positions': 'inputs',
     'writes': 'build',
     'fetching': 'session',
+    'exhausted': 'session',
     'calling': 'session',
     'signals': 'session',
     'remote': 'session',
@@ -39,6 +40,7 @@ PARTS = {
     'evaluator': 'evaluation',
     'results': 'evaluation',
     'queue': 'evaluation',
+    'supervisor': 'evaluation',
     'companion': 'evaluation',
 }
 LINES, TEST_LINES, BODY, ARGUMENTS, NESTING = 300, 450, 40, 5, 3

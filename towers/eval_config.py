@@ -2,7 +2,10 @@
 
 import dataclasses
 import re
-from typing import Literal
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from towers import options
 
@@ -20,16 +23,62 @@ class EvalConfig(options.Section):
     eval_num_gpus: int = options.option(1, 'towers of the evaluator')
     eval_device: Literal['auto', 'gpu', 'cpu'] = options.option('cpu', "where the evaluator's towers run")
     eval_gpu_memory_fraction: float | None = options.option(None, "the evaluator's share of each of its GPUs, as --gpu_memory_fraction")
-    eval_idle_secs: float = options.option(600.0, 'seconds without a new checkpoint after which a continuous evaluator ends')
+    eval_idle_secs: float = options.option(
+        600.0, 'seconds without a new checkpoint, and without a trainer at work, after which a continuous evaluator ends'
+    )
+    eval_threads: int = options.option(1, 'threads in each pool of an evaluator beside the training')
+    eval_nice: int = options.option(19, 'nice level of an evaluator beside the training: 0 as the training, 19 whatever is left over')
+    eval_restarts: int = options.option(5, 'so often in a row an evaluator beside the training is started again after a crash')
+    evaluator: tuple[str, ...] = options.option(
+        (), 'an evaluator beside the training: name:dataset=...,cadence=...,device=...,threads=...; may be given again', repeated=True
+    )
 
     def __post_init__(self) -> None:
-        options.at_least(self, 1, 'eval_batch_size', 'eval_num_gpus')
-        options.at_least(self, 0, 'eval_idle_secs')
+        options.at_least(self, 1, 'eval_batch_size', 'eval_num_gpus', 'eval_threads')
+        options.at_least(self, 0, 'eval_idle_secs', 'eval_nice', 'eval_restarts')
+        options.require(self.eval_nice <= 19, f'--eval_nice goes from 0 to 19, got {self.eval_nice}; give one of them.')
+        specs(self.evaluator)
         options.require(
             re.fullmatch(r'[\w-][\w.-]*', self.eval_name) is not None,
             f'--eval_name must be the name of a folder, got {self.eval_name!r}; use letters, digits, dots, - and _.',
         )
         cadence(self.eval_cadence)
+
+
+def specs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What --evaluator declares: name -> fields of `EvalConfig` for that evaluator, and 'dataset' where it is named.
+
+    Raises:
+      ValueError: an entry is not name:key=value,..., or its values can't be right.
+    """
+    hints = typing.get_type_hints(EvalConfig)
+    found: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        name, _, rest = text.partition(':')
+        options.require(name not in found, f'--evaluator={text}: there is one of the name {name!r} already; give each its own.')
+        fields: dict[str, Any] = {'eval_name': name}
+        for entry in filter(None, rest.split(',')):
+            key, equals, value = entry.partition('=')
+            known = key in _KEYS and bool(equals)
+            options.require(known, f'--evaluator={text}: expected {", ".join(_KEYS)} as key=value, got {entry!r}; correct it.')
+            fields['dataset' if key == 'dataset' else f'eval_{key}'] = _value(text, key, value, hints.get(f'eval_{key}', str))
+        EvalConfig(**{key: value for key, value in fields.items() if key != 'dataset'})
+        found[name] = fields
+    return found
+
+
+_KEYS = ('dataset', 'cadence', 'device', 'num_gpus', 'batch_size', 'gpu_memory_fraction', 'threads', 'nice', 'restarts')
+
+
+def _value(text: str, key: str, value: str, kind: Any) -> Any:
+    if typing.get_origin(kind) is Literal:
+        allowed = typing.get_args(kind)
+        options.require(value in allowed, f'--evaluator={text}: {key} is one of {", ".join(allowed)}, got {value!r}; correct it.')
+    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    try:
+        return next(each(value) for each in (int, float) if each in kinds) if {int, float} & set(kinds) else value
+    except ValueError:
+        raise ValueError(f'--evaluator={text}: {key} wants a number, got {value!r}; correct it.') from None
 
 
 def cadence(text: str) -> tuple[str, float]:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import tensorflow.compat.v1 as tf
 
 from towers import config as config_lib
-from towers import structs
+from towers import eval_config, structs
 from towers.graph import devices, physical
 from towers.run import session_config
 from towers.sessions import admission, ledger, membership, memory
@@ -62,8 +62,9 @@ def joined(config: Given, role: Role) -> Iterator[tuple[Given, membership.Member
 
 def master(config: config_lib.Config) -> Role:
     """The session of a training."""
-    evaluators = int(config.evaluate and config.eval_device != 'cpu')
-    return Role('master', model_dir=config.model_dir, coming=evaluators, remote=bool(config.worker_hosts))
+    own = [fields.get('eval_device', config.eval_device) for fields in eval_config.specs(config.evaluator).values()]
+    beside = [config.eval_device] * config.evaluate + own
+    return Role('master', model_dir=config.model_dir, coming=sum(device != 'cpu' for device in beside), remote=bool(config.worker_hosts))
 
 
 def _machine(placement: structs.Placement) -> admission.Machine:

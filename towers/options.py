@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 T = TypeVar('T')
 
 
-def option(default: T, doc: str) -> T:
-    """A dataclass field that carries its one-line doc, from which a flag's help is made."""
-    return dataclasses.field(default=default, metadata={'doc': doc})
+def option(default: T, doc: str, *, repeated: bool = False) -> T:
+    """A dataclass field that carries its one-line doc, from which a flag's help is made; a `repeated` flag is given for each entry."""
+    return dataclasses.field(default=default, metadata={'doc': doc, 'repeated': repeated})
 
 
 def require(condition: bool, message: str) -> None:

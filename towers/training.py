@@ -17,8 +17,7 @@ from towers import config as config_lib
 from towers import connecting, joining, program, recovering, starting, structs
 from towers.checkpoint import manifest, retention, saver
 from towers.directory import record, run_directory
-from towers.evaluators import companion, evaluation
-from towers.evaluators import results as results_lib
+from towers.evaluators import supervisor
 from towers.graph import devices, marks, optimizers
 from towers.hooks import checkpointing, every, guard, nan, progress, scalars, start, stop, summary, watch, weightless
 from towers.run import bundle, process, rescue, session, signals, watchdog, writers
@@ -35,7 +34,7 @@ def train(
     dataset: structs.Dataset,
     config: config_lib.Config,
     *,
-    eval_dataset: structs.Dataset | None = None,
+    eval_dataset: structs.Dataset | Mapping[str, structs.Dataset] | None = None,
     hooks: Sequence[tf.train.SessionRunHook] = (),
     optimizer: optimizers.Factory | None = None,
 ) -> record.TrainResult:
@@ -46,7 +45,8 @@ def train(
       dataset: zero-argument function that returns a tf.data.Dataset of single examples; it is repeated, batched, split
         and prefetched here, and not shuffled.
       config: everything else; without `model_dir` the run goes to a new temporary folder.
-      eval_dataset: like `dataset`; evaluated beside the training with `config.evaluate`, else once at the end.
+      eval_dataset: like `dataset`; evaluated beside the training with `config.evaluate` or `config.evaluator`, else once at the
+        end. Or a dataset for each of several evaluators, by their names.
       hooks: the user's, called after the hooks that stop and before those that report and save.
       optimizer: function from the learning rate (fp32 scalar tensor) to a fresh tf.train.Optimizer, in place of
         `config.optimizer`.
@@ -67,8 +67,7 @@ def train(
         model_dir = tempfile.mkdtemp(prefix='towers-')
         logging.info('No model_dir was given; this run is in %s.', model_dir)
     config = dataclasses.replace(config, model_dir=os.path.abspath(model_dir))
-    if config.evaluate and eval_dataset is None:
-        raise ValueError('--evaluate needs an evaluation dataset, got none; give --eval_dataset (eval_dataset= in Python).')
+    supervisor.of(config, eval_dataset)  # what is wrong with them is told before anything begins
     if optimizer is not None:
         optimizers.require_factory(optimizer)
     if config.deterministic:
@@ -76,7 +75,7 @@ def train(
     with joining.joined(config, joining.master(config)) as (config, member):
         if not config.worker_hosts:
             process.claim(config, devices.place(config))  # here, where the caller's line is known
-        job = _Job(model, dataset, config, eval_dataset, tuple(hooks), optimizer, member)
+        job = _Job(model, dataset, config, supervisor.of(config, eval_dataset), tuple(hooks), optimizer, member)
         return signals.run_in_worker(functools.partial(_run, job), grace_secs=config.grace_secs)
 
 
@@ -85,7 +84,7 @@ class _Job:
     model: structs.Model
     dataset: structs.Dataset
     config: config_lib.Config
-    eval_dataset: structs.Dataset | None
+    evaluators: tuple[supervisor.Evaluator, ...]
     hooks: tuple[tf.train.SessionRunHook, ...]
     optimizer: optimizers.Factory | None
     member: membership.Membership
@@ -100,8 +99,8 @@ def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
     with contextlib.ExitStack() as closing:
         claim = closing.enter_context(run_directory.claimed(job.config, stop_event))
         beside = None
-        if job.config.evaluate and job.eval_dataset is not None:
-            beside = closing.enter_context(companion.Companion(job.model, job.eval_dataset, job.config))
+        if job.config.evaluate or job.config.evaluator:
+            beside = closing.enter_context(supervisor.Supervisor(job.model, job.evaluators))
         link = closing.enter_context(connecting.connected(job.config, stop_event))
         first_step = claim.found.step if claim.found else 0
         attempt = functools.partial(_attempt, job, claim, stop_event)
@@ -110,7 +109,7 @@ def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
         scores = _scores(job, reached, stop_event, beside)
         if beside is not None:
             retention.settle(job.model_dir, job.config)
-        if stop_event.is_set() and job.eval_dataset is not None and not scores:
+        if stop_event.is_set() and not all(scores.get(each.name) for each in job.evaluators):
             reached.stopped_by = 'signal'  # all steps may be done, but not the evaluation
         if link is not None and reached.stopped_by != 'signal':
             link.finish()
@@ -122,7 +121,8 @@ def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
         steps_run=reached.step - reached.first_step,
         examples_per_sec=reached.examples_per_sec,
         checkpoint=newest[-1].prefix if newest else None,
-        evaluation=scores,
+        evaluation=scores.get(job.evaluators[0].name, {}) if job.evaluators else {},
+        evaluations=scores,
         stopped_by=reached.stopped_by,
         model_dir=job.model_dir,
     )
@@ -283,14 +283,11 @@ def _reporting(
     ]
 
 
-def _scores(job: _Job, reached: recovering.Reached, stop_event: threading.Event, beside: companion.Companion | None) -> Mapping[str, Any]:
-    """The newest checkpoint's metrics on the evaluation dataset, by name; empty after a signal or without a dataset."""
-    if job.eval_dataset is None or reached.stopped_by == 'signal':
+def _scores(job: _Job, reached: recovering.Reached, stop_event: threading.Event, beside: supervisor.Supervisor | None) -> supervisor.Scores:
+    """The newest checkpoint's metrics by each evaluator; none after a signal."""
+    if reached.stopped_by == 'signal':
         return {}
     if beside is not None:
         return beside.wait(_EVALUATION_SECS, stop=stop_event)
-    known = results_lib.Results(job.model_dir, job.config.eval_name).last()
-    if reached.step == reached.first_step and known.get('step') == reached.step:
-        return known
-    config = dataclasses.replace(job.config, eval_gpu_memory_fraction=None)  # this process has its share
-    return evaluation.once(job.model, job.eval_dataset, config, stop=stop_event)
+    known = reached.step if reached.step == reached.first_step else None
+    return supervisor.at_end(job.model, job.evaluators, known=known, stop=stop_event)

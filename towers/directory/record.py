@@ -25,9 +25,10 @@ class TrainResult:
       steps_run: steps made by this call.
       examples_per_sec: mean rate of this call, 0.0 where no step was made.
       checkpoint: prefix of the newest checkpoint; None where nothing was saved.
-      evaluation: name -> value on the evaluation dataset, empty where there is none.
+      evaluation: name -> value on the evaluation dataset, empty where there is none; of several evaluators the first one's.
       stopped_by: why it ended: 'steps', 'data', 'hook', 'time' or 'signal'.
       model_dir: the run directory, absolute.
+      evaluations: the same of each evaluator, by its name.
     """
 
     step: int
@@ -39,6 +40,7 @@ class TrainResult:
     evaluation: Mapping[str, float | np.ndarray]
     stopped_by: str
     model_dir: str
+    evaluations: Mapping[str, Mapping[str, float | np.ndarray]] = dataclasses.field(default_factory=dict)
 
 
 def write(model_dir: str, config: config_lib.Config, facts: Mapping[str, Any]) -> None:

@@ -13,7 +13,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from concurrent import futures
 from multiprocessing import connection, resource_tracker
@@ -24,24 +23,17 @@ from absl import logging
 from towers import config as config_lib
 from towers import structs
 from towers.evaluators import evaluation
-from towers.evaluators import results as results_lib
 
 _NAME = 'towers-evaluator'
 _NO_MORE = 'no other checkpoint will follow'
 _ORPHANED = 1
-_SLICE_SECS = 0.1
+WRONG_USE = 2  # exit code of what will fail again
 _STOP_SECS = 5.0
-_LOWEST = 19  # priority
+_starting = threading.Lock()  # the environment, which a child inherits, is the whole process's
 
 
 class Companion(contextlib.AbstractContextManager):
     """Evaluates the checkpoints of a run while it trains; the `with` block starts the process and leaves none behind.
-
-        with companion.Companion(model, eval_dataset, config) as beside:
-            ...train...
-            scores = beside.wait(timeout=600)
-
-    Whatever happens to it, the training goes on: a failure is a WARNING.
 
     Args:
       model: as in `towers.evaluate`; a function of a module, or a functools.partial of one.
@@ -56,11 +48,14 @@ class Companion(contextlib.AbstractContextManager):
         _check_main()
         _check_sendable('model', model)
         _check_sendable('eval_dataset', dataset)
-        # The towers are one process's; a thread each is enough beside a training, and leaves it the cores.
-        self._config = dataclasses.replace(config, model_dir=evaluation.run_directory(config), intra_op_threads=1, inter_op_threads=1)
-        self._work = (model, dataset, self._config)
+        # Beside a training a thread or so in each pool is enough, and leaves it the cores.
+        folder, threads = evaluation.run_directory(config), config.eval_threads
+        self.config = dataclasses.replace(config, model_dir=folder, intra_op_threads=threads, inter_op_threads=threads)
+        self._work = (model, dataset, self.config)
         self._process: Any = None
         self._pipes: tuple[Any, ...] = ()
+        self._over = False
+        self._lock = threading.Lock()
 
     def __enter__(self) -> 'Companion':
         self.start()
@@ -74,48 +69,44 @@ class Companion(contextlib.AbstractContextManager):
         context = multiprocessing.get_context('spawn')
         word, own_word = context.Pipe(duplex=False)
         life, own_life = context.Pipe(duplex=False)
-        self._pipes = own_word, own_life
-        self._process = context.Process(target=_serve, args=(*self._work, (word, life), os.getpid()), name=_NAME, daemon=True)
+        name = f'{_NAME}-{self.config.eval_name}'
+        process: Any = context.Process(target=_serve, args=(*self._work, (word, life), os.getpid()), name=name, daemon=True)
         resource_tracker.ensure_running()  # it would lift the block of signals below
-        with _environment(_child_environment(self._config)), futures.ThreadPoolExecutor(1) as pool:
-            pool.submit(_launch, self._process).result()
+        with _starting, _environment(_child_environment(self.config)), futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(_launch, process, self.config.eval_nice).result()
         # From its first instruction on, also where it imports or blocks, the end of the pipe is a signal that ends the child.
-        fcntl.fcntl(life, fcntl.F_SETOWN, self._process.pid)
+        fcntl.fcntl(life, fcntl.F_SETOWN, process.pid)
         fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
         for pipe in (word, life):
             pipe.close()
+        with self._lock:
+            self._process, self._pipes = process, (own_word, own_life)
+            self._tell()
 
-    def wait(self, timeout: float, *, stop: threading.Event | None = None) -> dict[str, Any]:
-        """Tells the evaluator that the newest checkpoint is the last one, and waits until it is evaluated.
+    def say_over(self) -> None:
+        """Tells the evaluator, and each that is started later, that the newest checkpoint is the last one."""
+        with self._lock:
+            self._over = True
+            self._tell()
 
-        Args:
-          timeout: seconds after which the evaluator is stopped.
-          stop: ends the wait, and the evaluator, when set.
+    def join(self, timeout: float) -> bool:
+        """Waits until the process has ended; False after `timeout` seconds."""
+        process = self._process
+        if process is None:
+            return True
+        process.join(timeout)
+        return not process.is_alive()
 
-        Returns:
-          The last result, as `towers.evaluate` returns it; empty where the evaluator failed, was late or was stopped.
-        """
-        if self._process is None:
-            return {}
-        with contextlib.suppress(OSError):  # it has ended already
-            self._pipes[0].send(_NO_MORE)
-        end = time.monotonic() + timeout
-        while self._process.is_alive() and time.monotonic() < end and not (stop and stop.is_set()):
-            self._process.join(_SLICE_SECS)
-        late = self._process.is_alive()
-        if late:
-            logging.warning('The evaluator was stopped before the last checkpoint was evaluated; scripts/evaluate.py does it.')
-        code = None if late else self._process.exitcode
-        self.stop()
-        if code:
-            logging.warning('The evaluator beside the training failed with exit code %d; scripts/evaluate.py evaluates again.', code)
-        if code != 0:
-            return {}
-        return results_lib.Results(str(self._config.model_dir), self._config.eval_name).last()
+    @property
+    def exitcode(self) -> int | None:
+        """How the process ended, as `subprocess` says it; None where it runs or was stopped."""
+        process = self._process
+        return None if process is None else process.exitcode
 
     def stop(self) -> None:
         """Ends the process within some seconds, if it is there; what it has written stays."""
-        process, self._process = self._process, None
+        with self._lock:
+            process, self._process = self._process, None
         if process is None:
             return
         if process.is_alive():
@@ -124,9 +115,14 @@ class Companion(contextlib.AbstractContextManager):
         for pipe in self._pipes:
             pipe.close()
 
+    def _tell(self) -> None:
+        if self._over and self._process is not None:
+            with contextlib.suppress(OSError):  # it has ended already
+                self._pipes[0].send(_NO_MORE)
+
 
 def _check_main() -> None:
-    if multiprocessing.current_process().name == _NAME:
+    if multiprocessing.current_process().name.startswith(_NAME):
         raise ValueError(
             'The evaluator beside the training imports this script, which then starts a training of its own; expected none on import. '
             "Put `if __name__ == '__main__':` before the call of towers.train."
@@ -165,16 +161,21 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _launch(process: Any) -> None:
+def _launch(process: Any, nice: int) -> None:
     """Starts a process that inherits from this thread, which ends then, what no other thread may have.
 
-    That is the lowest priority, for TensorFlow's import too, and that it never sees a Ctrl-C, which a terminal sends to all
+    That is its priority, for TensorFlow's import too, and that it never sees a Ctrl-C, which a terminal sends to all
     processes of a group: the parent tells it what to do.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     if sys.platform == 'linux':  # elsewhere the priority is the whole process's
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _priority(nice))
     process.start()
+
+
+def _priority(nice: int) -> int:
+    """The nice level asked for, or this process's own where that is higher, which nobody may lower."""
+    return max(nice, os.getpriority(os.PRIO_PROCESS, 0))
 
 
 def _serve(
@@ -185,7 +186,7 @@ def _serve(
     parent: int,
 ) -> None:
     """The child: follows the checkpoints until the parent says that there will be no more."""
-    os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
+    os.setpriority(os.PRIO_PROCESS, 0, _priority(config.eval_nice))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # at once, whatever the script's own handler does
     word, _ = pipes
 
@@ -198,5 +199,5 @@ def _serve(
         evaluation.follow(model, dataset, config, done=is_over)
     except Exception as error:
         known = isinstance(error, ValueError) or type(error).__module__.startswith('towers.')
-        logging.error('The evaluator failed: %s', error, exc_info=None if known else error)
-        sys.exit(1)
+        logging.error('The evaluator %s failed: %s', config.eval_name, error, exc_info=None if known else error)
+        sys.exit(WRONG_USE if isinstance(error, ValueError) else 1)

@@ -124,7 +124,7 @@ def follow(
         since = time.monotonic()
         while not stop.is_set():
             over = done is not None and done()  # asked before looking, so that nothing comes in between
-            if waiting.next(over=over) is not None:
+            if not waiting.is_empty(over=over):
                 _evaluate_next(session, waiting, over, results, stop)
                 since = time.monotonic()
             elif over or (done is None and (waiting.is_done() or _is_idle(since, config, model_dir))):

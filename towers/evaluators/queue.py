@@ -55,6 +55,18 @@ class Queue(contextlib.AbstractContextManager):
         Args:
           over: no other checkpoint will follow, so the newest is taken as the final one.
         """
+        found, unseen = self._choose(over)
+        if found is not None:
+            self._pass_over(unseen if self._how == 'newest' else (), found)
+            self._taken = _key(found)
+        return found
+
+    def is_empty(self, *, over: bool = False) -> bool:
+        """Whether `next` would give none."""
+        return self._choose(over)[0] is None
+
+    def _choose(self, over: bool) -> tuple[manifest.Checkpoint | None, list[manifest.Checkpoint]]:
+        """The next checkpoint, and all that were not evaluated."""
         published = self._look()
         unseen = [each for each in published if not self._results.has(each)]
         if self._how == 'newest':
@@ -62,10 +74,8 @@ class Queue(contextlib.AbstractContextManager):
         for each in unseen:
             last = each.manifest.final or (over and each is published[-1])
             if (last or self._is_due(each)) and self._reader.is_whole(each):
-                self._pass_over(unseen if self._how == 'newest' else (), each)
-                self._taken = _key(each)
-                return each
-        return None
+                return each, unseen
+        return None, unseen
 
     @contextlib.contextmanager
     def taken(self, *, over: bool = False) -> Iterator[manifest.Checkpoint | None]:

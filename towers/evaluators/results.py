@@ -26,7 +26,7 @@ class Results(contextlib.AbstractContextManager):
     """
 
     def __init__(self, model_dir: str, name: str):
-        self.holder = f'evaluator {name}'
+        self._name, self.holder = name, f'evaluator {name}'
         folder = os.path.join(model_dir, 'eval', name)
         path = os.path.join(folder, 'results.jsonl')
         self._rows = _read_rows(path)
@@ -54,7 +54,8 @@ class Results(contextlib.AbstractContextManager):
         scores = {name: value for name, value in found.values.items() if name not in ('step', 'examples')}
         shown = ', '.join(f'{name} {value:.4f}' for name, value in scores.items() if isinstance(value, float))
         basename = os.path.basename(found.checkpoint.prefix)
-        logging.info('Evaluated %s on %d examples in %.2f s: %s.', basename, found.values['examples'], found.seconds, shown)
+        text = 'Evaluated %s (%s) on %d examples in %.2f s: %s.'
+        logging.info(text, basename, self._name, found.values['examples'], found.seconds, shown)
         row = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in found.values.items()}
         row.update(seconds=round(found.seconds, 3), checkpoint=basename, saved=found.checkpoint.manifest.time)
         if any(_same(row, other) for other in self._rows):

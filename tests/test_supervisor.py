@@ -1,0 +1,76 @@
+"""Which evaluators a run has, from what it declares, and what each of them is asked."""
+
+import re
+
+import pytest
+import runs
+import test_evaluation
+
+import towers
+from towers import eval_config
+from towers.evaluators import supervisor
+
+
+def data():
+    return test_evaluation.DATA()
+
+
+def named(folder, datasets, *, evaluate=False, evaluator=()):
+    found = supervisor.of(runs.config(folder, evaluate=evaluate, evaluator=evaluator), datasets)
+    return {each.name: each for each in found}
+
+
+def test_each_has_the_runs_values_but_for_its_own(tmp_path):
+    texts = ('held_out:cadence=60secs,batch_size=7,threads=2,nice=3', 'seen:dataset=train,num_gpus=2,gpu_memory_fraction=0.25')
+    found = named(tmp_path, data, evaluator=texts)
+    held, seen = found['held_out'].config, found['seen'].config
+    assert (held.eval_name, held.eval_cadence, held.eval_batch_size, held.eval_threads, held.eval_nice) == ('held_out', '60secs', 7, 2, 3)
+    assert (seen.eval_cadence, seen.eval_batch_size, seen.eval_num_gpus, seen.eval_gpu_memory_fraction) == ('every', 256, 2, 0.25)
+    assert held.model_dir == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ('datasets', 'given', 'expected'),
+    [
+        (None, {}, []),
+        (data, {}, ['test']),
+        (data, {'evaluate': True}, ['test']),
+        (data, {'evaluator': ('a', 'b:')}, ['a', 'b']),
+        (data, {'evaluator': ('a',), 'evaluate': True}, ['test', 'a']),
+        ({'x': data, 'y': data}, {}, ['x', 'y']),
+        ({'x': data, 'y': data}, {'evaluator': ('y:nice=0',)}, ['x', 'y']),
+    ],
+    ids=['none', 'one', 'one beside', 'declared', 'declared and one', 'by name', 'one of them declared'],
+)
+def test_there_are_as_many_as_are_declared_or_have_a_dataset(tmp_path, datasets, given, expected):
+    assert list(named(tmp_path, datasets, **given)) == expected
+
+
+def test_what_has_no_dataset_is_told(tmp_path):
+    with pytest.raises(ValueError, match='--evaluate needs an evaluation dataset, got none'):
+        named(tmp_path, None, evaluator=('a',))
+    with pytest.raises(ValueError, match="evaluator 'b' has no dataset, got those of a; give it one"):
+        named(tmp_path, {'a': data}, evaluator=('b',))
+
+
+@pytest.mark.parametrize(
+    ('texts', 'message'),
+    [
+        (('a', 'a:nice=3'), "--evaluator=a:nice=3: there is one of the name 'a' already"),
+        (('a/b',), "--eval_name must be the name of a folder, got 'a/b'"),
+        (('a:nise=3',), '--evaluator=a:nise=3: expected dataset, cadence, device, num_gpus, batch_size, gpu_memory_fraction, threads, '),
+        (('a:nice',), "as key=value, got 'nice'; correct it"),
+        (('a:nice=x',), "--evaluator=a:nice=x: nice wants a number, got 'x'"),
+        (('a:nice=20',), '--eval_nice goes from 0 to 19, got 20'),
+        (('a:device=tpu',), "--evaluator=a:device=tpu: device is one of auto, gpu, cpu, got 'tpu'"),
+        (('a:cadence=never',), "--eval_cadence must be every, newest, or such as 100steps or 60secs, got 'never'"),
+    ],
+    ids=range(8),
+)  # fmt: skip
+def test_a_wrong_declaration_says_what_is_wrong(texts, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        towers.Config(evaluator=texts)
+
+
+def test_a_declaration_may_name_its_dataset():
+    assert eval_config.specs(('a:dataset=my.data:test,nice=3',)) == {'a': {'eval_name': 'a', 'dataset': 'my.data:test', 'eval_nice': 3}}
