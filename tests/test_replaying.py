@@ -155,6 +155,7 @@ def test_another_tower_may_be_fine(tmp_path):
     found = towers.replay(logarithm, harness.numbers(1), folder, tower=0, device='cpu')
     assert found == towers.replay(logarithm, harness.numbers(1), folder, tower=0)
     assert found.first is found.first_nan is None and np.isclose(found.loss, np.log(2) / 2)
+    assert 'It was tower 1 that was bad, and this is tower 0.' in found.why_finite()
 
 
 def between(batch, *, training):
