@@ -86,15 +86,18 @@ class Link:
         """
         self._cards = readiness.wait(self._cluster.others, self._card, self._config.connect_timeout_secs, self._stop)
 
-    def site(self) -> Site:
+    def site(self, config: config_lib.Config) -> Site:
         """The towers on all machines.
+
+        Args:
+          config: how many towers on each, and on what; how long a step may take.
 
         Raises:
           ValueError: a machine has fewer devices than are asked for.
         """
         found = [self._machine(task) for task in self._cluster.workers]
-        placement = machines.place(self._config, found, master=self._cluster.master.device)
-        given = self._config.step_timeout_secs
+        placement = machines.place(config, found, master=self._cluster.master.device)
+        given = config.step_timeout_secs
         step_secs = _STEP_SECS if given is None else given or _ANY_SECS
         return Site(placement, _options(placement, _FIRST_STEPS * step_secs), self._server.target, step_secs)
 

@@ -74,7 +74,7 @@ def lasting(
     count, in_a_row, furthest = 0, 0, -1
     while True:
         try:
-            return attempt(link.site())
+            return attempt(link.site(config))
         except _ANY as error:
             lost = link.lost()
             if stop.is_set() or not (lost or isinstance(error, _OF_TASKS)):
@@ -109,4 +109,5 @@ def _count(config: config_lib.Config, count: int, old: int) -> None:
 
 
 def _line(error: Any) -> str:
-    return ' '.join(str(getattr(error, 'message', error)).split())[:200]
+    text = ' '.join(str(getattr(error, 'message', error)).replace('=', ' ').split())
+    return text.partition(' Additional GRPC')[0][:200]

@@ -80,8 +80,10 @@ def training(source: Source, section: config.InputConfig, towers: Sequence[struc
         repeated = functools.partial(passes.Passes.repeated, first=first, may_be_empty=may_be_empty)
         dataset = repeated(source.passes, batched, section.train_epochs)
 
-        def on(host: str) -> tf.data.Dataset:
-            return dataset if host == towers[0].host else repeated(source.passes.elsewhere(), batched, section.train_epochs)
+        def on(tower: structs.Tower) -> tf.data.Dataset:
+            if tower is towers[0]:
+                return dataset
+            return repeated(source.passes.again(here=tower.host == towers[0].host), batched, section.train_epochs)
 
         made, place = (_sharded if sharded else _global)(on, section.prefetch, towers)
         if source.endless or section.train_epochs is None:
@@ -110,7 +112,7 @@ def evaluation(source: Source, batch_size: int, towers: Sequence[structs.Tower])
     with tf.device(towers[0].host), tf.name_scope(_SCOPE):
         batches = _batched(source.passes.make(), size, drop_remainder=whole)
         numbered = tf.data.Dataset.zip((tf.data.Dataset.range(1, tf.int64.max), batches))
-        made = _global(lambda host: numbered, None, towers, saved=False)[0]
+        made = _global(lambda tower: numbered, None, towers, saved=False)[0]
     return dataclasses.replace(made, epoch_examples=source.size)
 
 
@@ -142,14 +144,15 @@ def _prefetched(dataset: tf.data.Dataset, prefetch: int | None) -> tf.data.Datas
 
 
 def _global(
-    on: Callable[[str], tf.data.Dataset], prefetch: int | None, towers: Sequence[structs.Tower], *, saved: bool = True
+    on: Callable[[structs.Tower], tf.data.Dataset], prefetch: int | None, towers: Sequence[structs.Tower], *, saved: bool = True
 ) -> tuple[structs.Input, tf.Tensor]:
     """The same batches on each machine, of which its towers take their rows; a position is right for all of them."""
     iterators, places, totals = [], [], []
     batches: list[structs.TowerBatch] = []
-    for host in dict.fromkeys(tower.host for tower in towers):
+    hosts = {tower.host: tower for tower in reversed(towers)}  # each with its first tower
+    for host, first in reversed(hosts.items()):
         with tf.device(host):
-            iterator = tf.data.make_initializable_iterator(_prefetched(on(host), prefetch))
+            iterator = tf.data.make_initializable_iterator(_prefetched(on(first), prefetch))
             place, features = iterator.get_next()
             own, examples = _split(features, towers, host)
         iterators.append(iterator)
@@ -177,12 +180,12 @@ def _of_all(places: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _sharded(
-    on: Callable[[str], tf.data.Dataset], prefetch: int | None, towers: Sequence[structs.Tower]
+    on: Callable[[structs.Tower], tf.data.Dataset], prefetch: int | None, towers: Sequence[structs.Tower]
 ) -> tuple[structs.Input, tf.Tensor]:
     iterators, batches, totals, places = [], [], [], []
     for tower in towers:
         with tf.device(tower.host):
-            dataset = on(tower.host)
+            dataset = on(tower)
             static = _nest.flatten(dataset.element_spec[1])[0].shape.as_list()[0]
             own = _prefetched(dataset.map(_slicer(tower.index, len(towers)), num_parallel_calls=1), prefetch)
             iterator = tf.data.make_initializable_iterator(own)

@@ -9,7 +9,7 @@ queue's) for the end of the data, and forgets how many elements there are.
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -20,7 +20,7 @@ _FOR_ALL_PASSES = ('CacheDataset', 'CacheDatasetV2')  # stay outside, with all t
 _VARIES = ('reshuffle_each_iteration', 'rerandomize_each_iteration')
 _COPY = '_in_passes'  # the copies of functions must not have the names of the originals
 _STUCK = (tf.resource, tf.variant)  # types that do not cross to another machine
-_COPIED = re.compile(r'(Dataset(V\d+)?|SeedGenerator|MemoryCache)$')  # what each machine may have for itself
+_COPIED = re.compile(r'(Dataset(V\d+)?|SeedGenerator|MemoryCache)$')  # what each pipeline may have for itself
 # What has given all elements when its input has none left, and keeps the order of elements.
 _HOLD_NOTHING = frozenset(
     f'{name}Dataset{version}'
@@ -68,32 +68,30 @@ class Passes:
         made = tf.data.experimental.from_variant(variant, self.dataset.element_spec)
         return made.with_options(self.options)
 
-    def elsewhere(self) -> 'Passes':
-        """The same on another machine: what can't cross to it is made again on the current device.
+    def again(self, *, here: bool) -> 'Passes':
+        """The same for another pipeline on the current device.
+
+        What can't cross to another machine is made again. `here`, where the pipelines share what they can, only a cache is
+        whose order is drawn: it would be drawn anew for each of them.
 
         Raises:
-          ValueError: the dataset uses something that exists once only, such as a table.
+          ValueError: on another machine, where the dataset uses something that exists once only, such as a table.
         """
         stuck = {name: tensor for name, tensor in self.given.items() if tensor.dtype in _STUCK}
-        nodes: dict[str, tf.Operation] = {}
-        waiting = [tensor.op for tensor in stuck.values()]
-        while waiting:
-            operation = waiting.pop()
-            if not _COPIED.search(operation.type):
-                raise ValueError(
-                    f'The dataset uses {operation.name!r} ({operation.type}), which is on one machine only; expected operations that each '
-                    'machine can have for itself. Leave it out of the dataset, or use it in the model.'
-                )
-            nodes[operation.name] = operation
-            waiting += [tensor.op for tensor in operation.inputs if tensor.dtype in _STUCK and tensor.op.name not in nodes]
-        if not stuck:
+        nodes = _behind(stuck.values())
+        if not stuck or (here and not any(_varies(node.node_def) for node in nodes.values())):
             return self
+        if alone := [node for node in nodes.values() if not _COPIED.search(node.type)]:
+            raise ValueError(
+                f'The dataset uses {alone[0].name!r} ({alone[0].type}), which is in one place only; expected operations that each '
+                'pipeline can have for itself. Leave it out of the dataset, or use it in the model.'
+            )
         outside: dict[str, tf.Tensor] = {}
         definition = tf.GraphDef(versions=next(iter(stuck.values())).graph.graph_def_versions)
         for node in nodes.values():
             _copy(node, definition).input[:] = [_input(tensor, nodes, outside) for tensor in node.inputs]
         inputs = {f'{name}:0': tensor for name, tensor in outside.items()}
-        made = tf.import_graph_def(definition, inputs, [tensor.name for tensor in stuck.values()], name='elsewhere')
+        made = tf.import_graph_def(definition, inputs, [tensor.name for tensor in stuck.values()], name='again')
         return dataclasses.replace(self, given={**self.given, **dict(zip(stuck, made, strict=True))})
 
     def repeated(
@@ -176,7 +174,7 @@ def _apart(dataset: tf.data.Dataset, outside: Collection[str]) -> Passes:
         made = _copy(node, definition)
         inputs = [_input(tensor, nodes, given) for tensor in node.inputs]
         made.input[:] = inputs
-        if any(made.attr[name].b for name in _VARIES if name in made.attr):
+        if _varies(made):
             places = [[argument.name for argument in node.op_def.input_arg].index(name) for name in ('seed', 'seed2')]
             seeds.append((inputs[places[0]], inputs[places[1]]))
     library = {function.signature.name: function for function in variant.graph.as_graph_def().library.function}
@@ -185,6 +183,23 @@ def _apart(dataset: tf.data.Dataset, outside: Collection[str]) -> Passes:
         warnings.simplefilter('ignore')
         options = dataset.options()
     return Passes(dataset, options, _input(variant, nodes, given), definition, given, tuple(seeds))
+
+
+def _behind(tensors: Iterable[tf.Tensor]) -> dict[str, tf.Operation]:
+    """The operations that make some tensors, as far as what goes between them can't cross to another machine."""
+    nodes: dict[str, tf.Operation] = {}
+    waiting = [tensor.op for tensor in tensors]
+    while waiting:
+        operation = waiting.pop()
+        if operation.name not in nodes:
+            nodes[operation.name] = operation
+            waiting += [tensor.op for tensor in operation.inputs if tensor.dtype in _STUCK]
+    return nodes
+
+
+def _varies(node: Any) -> bool:
+    """Whether an operation draws anew for each iterator over it."""
+    return any(node.attr[name].b for name in _VARIES if name in node.attr)
 
 
 def _copy(node: tf.Operation, definition: tf.GraphDef) -> Any:

@@ -1,0 +1,105 @@
+"""Towers on several machines give the numbers of one process; what crosses the wire is counted."""
+
+import collections
+
+import harness
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers import program
+
+MACHINES, EACH, BATCH, ROWS = 3, 2, 12, 30  # the last batch of a pass has 6 rows, one for each tower
+DATA = {
+    'x': np.random.RandomState(1).rand(ROWS, 5).astype(np.float32),
+    'word': np.random.RandomState(2).randint(0, 9, [ROWS, 3]),
+}
+
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices(DATA).shuffle(ROWS).cache().map(lambda row: {**row, 'double': row['x'] * 2})
+
+
+def model(batch, *, training):
+    """Dense and sparse variables, a moving mean, a draw by example and a metric."""
+    with tf.variable_scope('net'):
+        x = tf.matmul(batch['double'], tf.get_variable('w', [5, 4])) + tf.get_variable('b', [4])
+        mean = tf.get_variable('mean', [4], initializer=tf.zeros_initializer(), trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, mean.assign(mean * 0.9 + 0.1 * tf.reduce_mean(x, 0)))
+        x += tf.reduce_mean(tf.nn.embedding_lookup(tf.get_variable('table', [9, 4]), batch['word']), 1)
+    x = towers.dropout(x, 0.3, training=training)
+    return towers.ModelOutput(tf.reduce_mean(x**2), metrics={'positive': tf.reduce_mean(tf.cast(x > 0, tf.float32))})
+
+
+def made_steps(made, count):
+    """The reports, metrics and variables of so many steps."""
+    step = made.step
+    sums = {name: metric.sums for name, metric in step.metrics.items()}
+    with made.graph.as_default(), made.site.session(made.graph) as session:
+        for operation in (made.init, step.input.initializer, step.sync):
+            session.run(operation)
+        call = session.make_callable([step.report, sums, step.ops, [mark.advance for mark in step.marks]])
+        reports = [call()[:2] for _ in range(count)]
+        return reports, session.run([dict(step.saved), [mark.count for mark in step.marks]])
+
+
+@pytest.mark.parametrize(
+    ('strategy', 'pipeline'), [('parameter_server', 'global'), ('mirrored', 'global'), ('parameter_server', 'sharded')]
+)
+def test_law_22_machines_give_the_numbers_of_one_process(machines, link, strategy, pipeline):
+    settings = {'global_batch_size': BATCH, 'optimizer': 'momentum', 'learning_rate': 0.1, 'clip_norm': 0.5, 'l2': 0.01}
+    config = machines.config(strategy=strategy, n=EACH, input_pipeline=pipeline, **settings)
+    made = program.at(link.site(config), model, dataset, config)
+    assert [tower.devices[0] for tower in made.placement.towers] == [
+        f'/job:worker/task:{machine}/cpu:{1 + tower}' for machine in range(MACHINES) for tower in range(EACH)
+    ]
+    reports, (found, counts) = made_steps(made, 5)
+    assert counts == [5] * len(made.step.marks)
+    alone = program.make(model, dataset, harness.config(strategy, MACHINES * EACH, **settings))
+    expected, (values, _) = made_steps(alone, 5)
+    assert found.keys() == values.keys()
+    for name, value in values.items():
+        np.testing.assert_allclose(found[name], value, atol=harness.FP32_SAME_ORDER, rtol=harness.FP32_SAME_ORDER, err_msg=name)
+    for got, wanted in zip(tf.nest.flatten(reports), tf.nest.flatten(expected), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=harness.FP32_SUM)
+
+
+def crossing(metadata):
+    """(from, to) -> (bytes, number of tensors) that went from one task to another in a traced step."""
+    found = collections.defaultdict(lambda: [0, 0])
+    for device in metadata.step_stats.dev_stats:
+        for node in device.node_stats:
+            if node.node_name == 'RecvTensor':
+                ends = node.timeline_label.split(' from ')[1].split(' to ')
+                pair = tuple(end.split('/device')[0].replace('/replica:0', '') for end in ends)
+                if pair[0] != pair[1]:
+                    found[pair][0] += node.output[0].tensor_description.allocation_description.requested_bytes
+                    found[pair][1] += 1
+    return found
+
+
+@pytest.mark.parametrize(('strategy', 'each'), [('parameter_server', 1), ('parameter_server', 4), ('mirrored', 4)])
+def test_weights_and_gradients_cross_once_for_each_machine(machines, link, strategy, each):
+    def wide(x, *, training):
+        for layer in range(3):  # 12 MB, each weight used twice
+            w = tf.get_variable(f'w{layer}', [1000, 1000])
+            x = tf.matmul(tf.nn.relu(tf.matmul(x, w)), w)
+        return towers.ModelOutput(tf.reduce_mean(x), metrics={'mean': tf.reduce_mean(x)})
+
+    config = machines.config(strategy=strategy, n=each, global_batch_size=12)
+    made = program.at(link.site(config), wide, harness.rows(np.ones([12, 1000], np.float32)), config)
+    step = made.step
+    with made.graph.as_default(), made.site.session(made.graph) as session:
+        for operation in (made.init, step.input.initializer, step.sync):
+            session.run(operation)
+        metadata = tf.RunMetadata()
+        session.run([step.report, step.ops], options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
+    found = crossing(metadata)
+    weights = 3 * 1000 * 1000 * 4
+    for machine in range(1 if strategy == 'mirrored' else 0, MACHINES):  # mirrored adds up on the first machine
+        name = f'/job:worker/task:{machine}'
+        into = sum(size for (_, end), (size, _) in found.items() if end == name)
+        out = sum(size for (start, _), (size, _) in found.items() if start == name)
+        assert weights <= into <= 1.001 * weights
+        assert weights <= out <= 1.001 * weights
