@@ -13,6 +13,7 @@ from absl import logging
 from towers.cluster import board, server, spec
 
 _TRY_SECS = 2.0  # one attempt
+_WHY_SECS = 0.9  # twice, to say why
 _PAUSE_SECS = 0.25
 _NOTICE_SECS = 5.0
 
@@ -99,19 +100,32 @@ def _until(task: spec.Task, end: float, stop: threading.Event) -> Card | str:
 
 def _why(task: spec.Task, error: tf.errors.OpError) -> str:
     """In a few words, why a task did not answer."""
-    if isinstance(error, tf.errors.InvalidArgumentError):
-        return 'what answers there is another task'
     if isinstance(error, tf.errors.FailedPreconditionError):
         return 'it is starting'
     try:
-        with socket.create_connection((task.host, task.port), timeout=_TRY_SECS):
-            return 'something listens there, but does not answer as a server of TensorFlow'
+        with socket.create_connection((task.host, task.port), timeout=_WHY_SECS):
+            pass
     except socket.gaierror:
         return 'its host is not known'
     except ConnectionRefusedError:
         return 'nothing listens on its port'
     except OSError as failed:
         return f'no connection: {failed}'
+    found = _who(task)
+    if found is None:
+        return 'something listens there, but does not answer as a server of TensorFlow'
+    return 'it is starting' if found == task.device else f'what answers there is {found}'
+
+
+def _who(task: spec.Task) -> str | None:
+    """What the server at a task's address takes itself for: '/job:worker/task:0'; None where none answers."""
+    proto = tf.ConfigProto(operation_timeout_in_ms=int(1000 * _WHY_SECS), device_filters=['/job:nobody'])  # but itself, always
+    try:
+        with tf.Graph().as_default() as graph, tf.Session(f'grpc://{task.address}', graph=graph, config=proto) as session:
+            found = tf.DeviceSpec.from_string(session.list_devices()[0].name)
+            return f'/job:{found.job}/task:{found.task}'
+    except tf.errors.OpError:
+        return None
 
 
 def retried(work: Callable[[], Any], secs: float, stop: threading.Event) -> bool:
