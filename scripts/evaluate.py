@@ -14,6 +14,7 @@ from absl import flags
 
 import towers
 from scripts import _flags, _main, _zoo
+from towers.evaluators import supervisor
 
 
 def define() -> flags.FlagValues:
@@ -30,9 +31,11 @@ def main(values: flags.FlagValues) -> int:
     values = _flags.with_record(define(), values, sys.argv)
     config = _flags.to_config(values)
     work = _zoo.load(values)
-    if work.eval_dataset is None:
+    declared = {each.name: each for each in supervisor.of(config, work.evaluators or work.eval_dataset)}
+    chosen = declared.get(config.eval_name) or supervisor.Evaluator(config, work.eval_dataset)
+    if chosen.dataset is None:
         raise ValueError('Nothing to evaluate on, got no --eval_dataset; give one, of the zoo or as package.module:function.')
-    found = towers.evaluate(work.model, work.eval_dataset, config, checkpoint=values.checkpoint, continuous=values.continuous)
+    found = towers.evaluate(work.model, chosen.dataset, chosen.config, checkpoint=values.checkpoint, continuous=values.continuous)
     _main.print_table(found)
     return _main.DONE if found else _main.FAILED  # --continuous and no checkpoint ever came
 

@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.checkpoint import manifest
+from towers.directory import lock
 from towers.evaluators import evaluation, evaluator, queue
 
 
@@ -262,6 +263,17 @@ def test_an_idle_limit_counts_from_the_start(tmp_path, messages):
     assert follow(tmp_path / 'none', settings={'eval_idle_secs': 0.1}) == {}
     assert 'No new checkpoint came' in messages[-1]
     assert not os.path.exists(tmp_path / 'none')
+
+
+def test_the_idle_limit_does_not_count_while_a_trainer_is_at_work(tmp_path, messages):
+    ended, settings = [], {'eval_idle_secs': 0.2}
+    with lock.WriterLock(str(tmp_path)):
+        thread = threading.Thread(target=lambda: ended.append(follow(tmp_path, settings=settings)), daemon=True)
+        thread.start()
+        thread.join(1.5)
+        assert thread.is_alive()
+    thread.join(60)
+    assert ended == [{}] and 'nobody trains there' in messages[-1]
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_the_next_one_taken(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from absl import logging
 from towers import config as config_lib
 from towers import structs
 from towers.checkpoint import leases, manifest, restore
+from towers.directory import holder
 from towers.evaluators import evaluator, queue
 from towers.evaluators import results as results_lib
 from towers.run import signals
@@ -121,13 +122,13 @@ def follow(
     results = results_lib.Results(model_dir, config.eval_name)
     waiting = queue.Queue(model_dir, results, config.eval_cadence)
     with evaluator.opened(model, dataset, config) as session, results, waiting:
-        since = time.monotonic()
+        idle = _Idle(model_dir, config.eval_idle_secs)
         while not stop.is_set():
             over = done is not None and done()  # asked before looking, so that nothing comes in between
             if not waiting.is_empty(over=over):
                 _evaluate_next(session, waiting, over, results, stop)
-                since = time.monotonic()
-            elif over or (done is None and (waiting.is_done() or _is_idle(since, config, model_dir))):
+                idle.begin()
+            elif over or (done is None and (waiting.is_done() or idle.is_over())):
                 break
             else:
                 stop.wait(POLL_SECS)
@@ -203,11 +204,39 @@ def _score(
     return dict(found.values)
 
 
-def _is_idle(since: float, config: config_lib.Config, model_dir: str) -> bool:
-    idle = time.monotonic() - since >= config.eval_idle_secs
-    if idle:
-        logging.warning('No new checkpoint came in %s for %g s (--eval_idle_secs); the evaluation ends.', model_dir, config.eval_idle_secs)
-    return idle
+class _Idle:
+    """The time without a new checkpoint in which no trainer is at work."""
+
+    def __init__(self, model_dir: str, limit_secs: float):
+        self._model_dir, self._limit_secs = model_dir, limit_secs
+        self._beat = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """Counts from now on."""
+        self._since = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Whether the limit is reached, which is logged then."""
+        if self._is_trained():
+            self.begin()
+        over = time.monotonic() - self._since >= self._limit_secs
+        if over:
+            text = 'No new checkpoint came in %s for %g s (--eval_idle_secs), and nobody trains there; the evaluation ends.'
+            logging.warning(text, self._model_dir, self._limit_secs)
+        return over
+
+    def _is_trained(self) -> bool:
+        """Whether a trainer is at work here, or one on another machine has given a sign of life since the last look."""
+        folder = os.path.join(self._model_dir, 'sessions')
+        try:
+            found = holder.read(folder)
+            if found is None or found.released:
+                return False
+            before, self._beat = self._beat, holder.changed(holder.path_of(folder, found.generation))
+        except OSError:
+            return False
+        return found.lives_here if found.is_here else self._beat != before
 
 
 def _foreign(prefix: str) -> manifest.Checkpoint:
