@@ -98,6 +98,25 @@ def test_tags_are_the_trainings(tmp_path):
     assert points == [(3, 'loss', 6.0), (3, 'twice', 12.0)]
 
 
+def confused(batch, *, training):
+    del training
+    logits = tf.one_hot(tf.cast(batch, tf.int32) % 3, 3) + 0.0 * tf.get_variable('w', [])
+    return towers.ModelOutput(metrics={'confusion': towers.confusion_matrix(tf.ones_like(batch, tf.int64), logits)})
+
+
+def test_a_matrix_is_a_picture_in_tensorboard(tmp_path):
+    publish(tmp_path, 3)
+    found = evaluation.evaluate(confused, harness.numbers(1, 1, 2, 4, 3), runs.config(tmp_path))
+    np.testing.assert_array_equal(found['confusion'], [[0, 0, 0], [1, 3, 1], [0, 0, 0]])
+    [path] = glob.glob(str(tmp_path / 'eval/test/events*'))
+    [(tag, image)] = [(v.tag, v.image) for e in tf.train.summary_iterator(path) for v in e.summary.value if v.HasField('image')]
+    with tf.Graph().as_default(), tf.Session() as session:
+        pixels = session.run(tf.io.decode_png(image.encoded_image_string))
+    assert (tag, pixels.shape) == ('confusion', (image.height, image.width, 1)) and image.height >= 255
+    third = image.height // 3
+    assert pixels[third // 2 :: third, third // 2 :: third, 0].tolist() == [[255] * 3, [204, 102, 204], [255] * 3]
+
+
 def test_nothing_else_in_the_run_directory_changes(tmp_path):
     publish(tmp_path, 3, 20)
 

@@ -49,6 +49,73 @@ def test_values(make, expected):
     np.testing.assert_allclose(value(metric, times=3), expected, rtol=1e-6)  # the totals of equal batches
 
 
+RANDOM = np.random.default_rng(5)
+TRUE, SCORES, WEIGHTS = RANDOM.random(301) < 0.3, RANDOM.random(301).round(2), RANDOM.integers(0, 4, 301)
+TRUE[-7:], SCORES[-7:] = True, 1.0
+CLASSES, SCORED = RANDOM.integers(0, 4, 301), RANDOM.normal(size=(301, 4)).astype(np.float32)
+
+
+def by_pairs(true, scores, weights):
+    """The area under the curve from all pairs."""
+    pair = weights[true][:, None] * weights[~true][None, :]
+    ahead = np.sign(scores[true][:, None] - scores[~true][None, :]) / 2 + 0.5
+    return (pair * ahead).sum() / pair.sum()
+
+
+def counted(labels, found, weights):
+    matrix = np.zeros([4, 4])
+    np.add.at(matrix, (labels, found), weights)
+    return matrix
+
+
+@pytest.mark.parametrize('weights', [np.ones(301), WEIGHTS], ids=['once', 'weighted'])
+@pytest.mark.parametrize('batches', [[301], [7] * 43])
+def test_totals_over_batches_are_numpys_of_all_examples(weights, batches):
+    given = {'t': TRUE, 's': SCORES.astype(np.float32), 'w': weights.astype(np.float32), 'c': CLASSES, 'l': SCORED}
+    fed = {name: tf.placeholder(array.dtype, [None, *array.shape[1:]]) for name, array in given.items()}
+    found = SCORES > 0.6
+    made = {
+        'precision': towers.precision(fed['t'], fed['s'] > np.float32(0.6), fed['w']),
+        'recall': towers.recall(fed['t'], fed['s'] > np.float32(0.6), fed['w']),
+        'auc': towers.auc(fed['t'], fed['s'], fed['w']),
+        'confusion': towers.confusion_matrix(fed['c'], fed['l'], fed['w']),
+        'perplexity': towers.perplexity(fed['s'], fed['w']),
+        'error': towers.mean_squared_error(fed['s'], fed['l'][:, 0], fed['w']),
+    }
+    expected = {
+        'precision': (weights * TRUE * found).sum() / (weights * found).sum(),
+        'recall': (weights * TRUE * found).sum() / (weights * TRUE).sum(),
+        'auc': by_pairs(TRUE, SCORES, weights),
+        'confusion': counted(CLASSES, SCORED.argmax(-1), weights),
+        'perplexity': np.exp(np.average(SCORES, weights=weights)),
+        'error': np.average((SCORED[:, 0] - SCORES) ** 2, weights=weights),
+    }
+    totals, start = dict.fromkeys(made, 0), 0
+    with tf.Session(config=PROTO) as session:
+        for size in batches:
+            rows = {fed[name]: array[start : start + size] for name, array in given.items()}
+            sums = session.run({name: metric.sums for name, metric in made.items()}, rows)
+            totals = {name: [np.asarray(part, np.float64) for part in np.add(totals[name], sums[name])] for name in made}
+            start += size
+    values = metrics.results(made, totals)
+    for name, value in expected.items():
+        np.testing.assert_allclose(values[name], value, rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize('scores', [[-0.5, 0.0], [1.0, 1.5]])
+def test_scores_out_of_range_count_as_the_nearest(scores):
+    assert value(towers.auc(tf.constant([True, False]), tf.constant(scores))) == 0.5
+
+
+def test_a_share_of_nothing_is_nan():
+    no, yes = tf.constant([False]), tf.constant([True])
+    assert np.isnan([value(metric) for metric in (towers.precision(yes, no), towers.recall(no, yes), towers.auc(yes, tf.ones([1])))]).all()
+
+
+def test_a_perplexity_without_bound_is_infinite():
+    assert value(towers.perplexity(tf.constant([1e5]))) == np.inf
+
+
 def test_nothing_counted_is_nan():
     assert np.isnan(value(towers.mean(tf.zeros([0]))))
     assert np.isnan(metrics.ratio(0.0, 0.0)) and metrics.ratio(np.float32(3), np.int64(2)) == 1.5

@@ -7,7 +7,7 @@ flags -> Config -> devices -> inputs -> build -> reduce -> chain -> train_step -
 from towers.config import Config
 from towers.directory.record import TrainResult
 from towers.evaluators.evaluation import evaluate
-from towers.metrics import accuracy, mean, mean_squared_error, top_k
+from towers.metrics import accuracy, auc, confusion_matrix, mean, mean_squared_error, perplexity, precision, recall, top_k
 from towers.randomness import dropout, random_uniform
 from towers.replaying import replay
 from towers.structs import Metric, ModelOutput, Objective
@@ -20,11 +20,16 @@ __all__ = [
     'Objective',
     'TrainResult',
     'accuracy',
+    'auc',
+    'confusion_matrix',
     'dropout',
     'evaluate',
     'mean',
     'mean_squared_error',
+    'perplexity',
+    'precision',
     'random_uniform',
+    'recall',
     'replay',
     'top_k',
     'train',

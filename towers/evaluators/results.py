@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers.checkpoint import manifest
-from towers.evaluators import evaluator
+from towers.evaluators import evaluator, picture
 from towers.run import writers
 
 _BESIDE = ('seconds', 'checkpoint', 'saved')  # in results.jsonl, but no part of the result
@@ -63,6 +64,10 @@ class Results(contextlib.AbstractContextManager):
         self._rows.append(row)
         self._lines.append(row)
         self._events.scalars(found.checkpoint.step, scores)
+        matrices = {name: value for name, value in scores.items() if np.ndim(value) == 2}
+        for name, value in matrices.items():
+            image = tf.Summary.Value(tag=name, image=picture.of(np.asarray(value)))
+            self._events.summary(found.checkpoint.step, tf.Summary(value=[image]))
 
     def last(self) -> dict[str, Any]:
         """The result of the checkpoint that was saved last; empty where there is none."""
