@@ -104,6 +104,13 @@ def test_what_means_another_thing_is_refused_with_its_remedy(before, now, messag
         check(facts(**before), facts(**now))
 
 
+def test_a_rate_that_is_scaled_by_the_towers_is_another_with_other_towers():
+    scaled = functools.partial(facts, lr_scaling='linear')
+    check(scaled(2, batch_size=8), scaled(2, batch_size=8))
+    with pytest.raises(ValueError, match='lr_scaling was linear by 2 towers, is linear by 4 towers'):
+        check(scaled(2, batch_size=8), scaled(4, batch_size=4))
+
+
 def test_the_remedy_for_the_global_batch_names_what_it_replaces():
     with pytest.raises(ValueError, match='As before: --global_batch_size=64 in place of --batch_size=32.'):
         check(facts(2), facts(4, batch_size=32), batch_size=32)

@@ -99,7 +99,13 @@ class OptimizerConfig(Section):
         'sgd', 'momentum', 'nesterov', 'adam', 'lazy_adam', 'adamw', 'rmsprop', 'adagrad', 'adagrad_da', 'adadelta', 'ftrl',
         'proximal_sgd', 'proximal_adagrad',
     ] = option('momentum', "tf.train's optimizers by name; nesterov is momentum with look-ahead, lazy_adam adam that leaves rows without a gradient, adamw adam that wants --weight_decay")  # fmt: skip  # noqa: E501
-    learning_rate: float = option(0.05, 'learning rate before the schedule; never scaled by the number of towers')
+    learning_rate: float = option(0.05, 'learning rate before the schedule; scaled by the number of towers by --lr_scaling only')
+    lr_scaling: Literal['none', 'linear', 'sqrt'] = option(
+        'none', 'multiply the whole schedule by the number of towers, or its square root; for a rate that suits one --batch_size'
+    )
+    gradient_reduction: Literal['mean', 'sum'] = option(
+        'mean', 'over the examples of the global batch, or what a weight counts; sum makes the step grow with the batch'
+    )
     momentum: float = option(0.9, 'of momentum, nesterov and rmsprop')
     beta1: float = option(0.9, "decay of Adam's first moment")
     beta2: float = option(0.999, "decay of Adam's second moment")

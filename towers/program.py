@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
+from absl import logging
 
 from towers import config as config_lib
 from towers import connecting, randomness, structs
@@ -136,7 +137,20 @@ def _learning_rate(config: config_lib.Config, step: tf.Tensor, source: structs.I
     size = config.examples_per_step(towers)
     epoch = None if source.epoch_examples is None else math.ceil(source.epoch_examples / size)
     with tf.name_scope('learning_rate'):
-        return schedules.make(config, step, steps_per_epoch=epoch, examples_per_step=size, total_steps=steps)
+        rate = schedules.make(config, step, steps_per_epoch=epoch, examples_per_step=size, total_steps=steps)
+        return rate if config.lr_scaling == 'none' else rate * _scaling(config, towers)
+
+
+def _scaling(config: config_lib.Config, towers: int) -> float:
+    """What the learning rate is multiplied by, which is logged."""
+    if config.global_batch_size is not None:
+        raise ValueError(
+            f'--lr_scaling={config.lr_scaling} is for a batch that grows with the towers, got --global_batch_size='
+            f'{config.global_batch_size}; give --batch_size, or the --learning_rate that suits the batch.'
+        )
+    factor = float(towers) if config.lr_scaling == 'linear' else math.sqrt(towers)
+    logging.info('The learning rate is multiplied by %g, as --lr_scaling=%s asks for %d towers.', factor, config.lr_scaling, towers)
+    return factor
 
 
 @dataclasses.dataclass(frozen=True)

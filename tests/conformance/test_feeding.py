@@ -1,5 +1,7 @@
 """Laws 15 to 18: every example counts once, the end of data is the input's own, metrics are totals, schedules take the global batch."""
 
+import logging
+
 import harness
 import numpy as np
 import pytest
@@ -152,3 +154,16 @@ def test_law_18_the_learning_rate_is_never_scaled(strategy, n):
     [report], _ = harness.train(counting, lambda: tf.data.Dataset.range(8), harness.config(strategy, n, batch_size=2, learning_rate=0.3))
     np.testing.assert_allclose(report['learning_rate'], 0.3, rtol=FP32_SAME_ORDER)
     assert report['examples'] == 2 * n
+
+
+@pytest.mark.parametrize(('scaling', 'factors'), [('linear', (1, 2, 4)), ('sqrt', (1, 2**0.5, 2))])
+@harness.each_case
+def test_law_18_scaling_on_request_is_logged(strategy, n, scaling, factors, caplog):
+    settings = harness.config(strategy, n, batch_size=1, learning_rate=0.1, lr_scaling=scaling)
+    with caplog.at_level(logging.INFO, logger='absl'):
+        [report], _ = harness.train(counting, lambda: tf.data.Dataset.range(4), settings)
+    factor = dict(zip(harness.TOWERS, factors, strict=True))[n]
+    np.testing.assert_allclose(report['learning_rate'], 0.1 * factor, rtol=harness.FP32_SAME_ORDER)
+    assert f'The learning rate is multiplied by {factor:g}, as --lr_scaling={scaling} asks for {n} towers.' in caplog.text
+    with pytest.raises(ValueError, match=r'--lr_scaling=.* got --global_batch_size=4; give --batch_size'):
+        harness.train(counting, lambda: tf.data.Dataset.range(4), harness.config(strategy, n, global_batch_size=4, lr_scaling=scaling))

@@ -42,6 +42,22 @@ def test_law_1_the_mean_is_applied(strategy, n):
 
 
 @harness.each_case
+def test_law_1_a_sum_on_request_is_over_all_examples(strategy, n):
+    """Also of an odd batch, and of what a model's own weight counts; the loss stays a mean, a penalty counts once."""
+    changes = {'global_batch_size': 5, 'learning_rate': 0.1, 'gradient_reduction': 'sum', 'l2': 0.5}
+    [report], variables = harness.train(linear, harness.numbers(1, 2, 3, 4, 5), harness.config(strategy, n, **changes))
+    np.testing.assert_allclose(variables['w'], 1 - 0.1 * (15 + 0.5), rtol=FP32_SAME_ORDER)
+    np.testing.assert_allclose((report['loss'], report['penalty']), (3.0, 0.25), rtol=FP32_SAME_ORDER)
+
+    def counted(x, *, training):
+        count = 2 * tf.cast(tf.size(x), tf.float32)
+        return towers.ModelOutput(linear(x, training=training).loss, weight=count)
+
+    _, variables = harness.train(counted, harness.numbers(1, 2, 3, 4, 5), harness.config(strategy, n, **changes))
+    np.testing.assert_allclose(variables['w'], 1 - 0.1 * (30 + 0.5), rtol=FP32_SAME_ORDER)
+
+
+@harness.each_case
 def test_law_2_weights_are_example_counts(strategy, n):
     settings = harness.config(strategy, n, global_batch_size=5)
     [report], variables = harness.train(linear, harness.numbers(1, 2, 3, 4, 5), settings)

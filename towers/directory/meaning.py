@@ -20,7 +20,7 @@ from towers import config as config_lib
 from towers import structs
 
 _FREE = ('strategy', 'towers', 'input_pipeline')  # the numbers are the same, but for the order of sums
-_NO_FLAGS = ('gradients', 'epoch_examples', 'variables', 'model', 'dataset')
+_NO_FLAGS = ('lr_scaling', 'epoch_examples', 'variables', 'model', 'dataset')
 
 
 def of(
@@ -40,7 +40,6 @@ def of(
         'towers': towers,
         'input_pipeline': config.input_pipeline,
         'global_batch_size': config.examples_per_step(towers),
-        'gradients': 'mean over the examples of the global batch',
         'batch_norm': config.batch_norm,
         'seed': config.seed,
         'epoch_examples': step.input.epoch_examples,
@@ -48,6 +47,8 @@ def of(
         **_optimizer(config, total_steps, own='optimizer' in functions),
         **{name: described(function) for name, function in functions.items()},
     }
+    if config.lr_scaling != 'none':
+        facts['lr_scaling'] = f'{config.lr_scaling} by {towers} towers'
     # The order and the size of a dataset are told by other facts, and its files may lie elsewhere today.
     facts['dataset'] = described(_innermost(functions['dataset']))
     return json.loads(json.dumps(facts))

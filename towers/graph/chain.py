@@ -1,6 +1,6 @@
 """From a total to the gradient that is applied: links, each a small function from `Sum` to `Sum`, in one fixed order.
 
-    sum in fp32 -> mean -> [finite?] -> add_penalties -> clip -> the user's links -> (applied by optimizers.apply)
+    sum in fp32 -> mean, or times the weight -> [finite?] -> add_penalties -> clip -> the user's links -> (applied by optimizers.apply)
 
 `run` holds the order. Every link works on each variable's own device and in fp32 at least: gradients of half-precision
 variables are cast back only when they are applied. A link makes the same number of operations for any number of towers.
@@ -31,7 +31,7 @@ def run(
 
     Args:
       total: sum over all towers.
-      config: `l2` and `clip_norm`.
+      config: `gradient_reduction`, `l2` and `clip_norm`.
       normalised: True where the weights in `total` already add up to 1.
       penalties: scalars over the canonical variables that the loss does not contain.
       links: the user's own, in order.
@@ -39,7 +39,10 @@ def run(
     Returns:
       (Sum whose gradients are ready to apply, fp32 scalar penalty, the Sum before clipping, whose norm is worth a look)
     """
+    counted = total.examples if normalised else total.weight
     total = mean(total, normalised=normalised)
+    if config.gradient_reduction == 'sum':
+        total = _map_values(total, lambda values: values * tf.cast(counted, values.dtype))
     whole, penalty = add_penalties(total, penalties, config.l2)
     clipped = whole if config.clip_norm is None else clip(whole, config.clip_norm)
     return follow(clipped, links), penalty, whole
