@@ -25,6 +25,14 @@ class Stalled(RuntimeError):
     """A step or another part of the run took longer than it may; scripts exit with 1."""
 
 
+class OutOfMemory(tf.errors.ResourceExhaustedError):
+    """A device has no memory left; scripts show `screen`, which has lines, and exit with 1."""
+
+    def __init__(self, message: str, screen: str) -> None:
+        super().__init__(None, None, message)
+        self.screen = screen
+
+
 def says_end(error: tf.errors.OpError) -> bool:
     """Whether an iterator's end is among what went wrong; an iterator that a failing run cancelled may claim to have ended."""
     return 'End of sequence' in error.message

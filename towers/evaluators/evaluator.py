@@ -18,7 +18,7 @@ from towers.checkpoint import manifest, restore
 from towers.graph import build, devices, marks, moved, strategies
 from towers.graph.reduce import central
 from towers.input import inputs
-from towers.run import process, session, watchdog
+from towers.run import exhausted, process, session, watchdog
 from towers.sessions import admission
 
 LOSS = 'loss'
@@ -40,6 +40,26 @@ class Evaluation:
     checkpoint: manifest.Checkpoint
     values: Mapping[str, Any]
     seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """What was added up over a dataset, or a part of it.
+
+    Attributes:
+      examples: how many there were.
+      totals: of each metric's sums, in float64 or int64; None where there was no example.
+      seconds: time it took.
+    """
+
+    examples: int = 0
+    totals: Totals | None = None
+    seconds: float = 0.0
+
+    def add(self, other: 'Sums') -> 'Sums':
+        """The sums of both."""
+        totals = self.totals if other.totals is None else _added(self.totals, other.totals)
+        return Sums(self.examples + other.examples, totals, self.seconds + other.seconds)
 
 
 class Evaluator(contextlib.AbstractContextManager):
@@ -65,8 +85,11 @@ class Evaluator(contextlib.AbstractContextManager):
         device, towers = self._placement.parameter_device, self._placement.towers
         with self._graph.as_default(), tf.device(device):
             tf.train.get_or_create_global_step()  # a model may ask for it, as in training
+            tf.set_random_seed(config.seed)  # several processes that split the dataset shuffle it alike
             source = inputs.open_source(dataset, host=towers[0].host, proto=self._proto)
-            self._input = inputs.evaluation(source, config.eval_batch_size, towers)
+            self._part = tf.placeholder_with_default(tf.zeros([], tf.int64), [])
+            split = None if config.eval_parts == 1 else (config.eval_parts, self._part)
+            self._input = inputs.evaluation(source, config.eval_batch_size, towers, part=split)
             scope = strategies.parameter_server(parameter_device=device, seed=config.seed).scope
             outputs = build.inference(model, self._input, towers, scope=scope)
             self._metrics = _totals(outputs, device)
@@ -82,6 +105,7 @@ class Evaluator(contextlib.AbstractContextManager):
         self._session: Any = None
         self._watch: Any = None
         self._step: Any = None
+        self._fetches: Any = None
         self.loaded: int | None = None  # step of the checkpoint
 
     def __enter__(self) -> 'Evaluator':
@@ -95,7 +119,8 @@ class Evaluator(contextlib.AbstractContextManager):
             self._session.run(self._tables)
             sums = {name: metric.sums for name, metric in self._metrics.items()}
             advance = [mark.advance for mark in self._marks]
-            self._step = self._session.make_callable((self._input.examples, sums, advance))
+            self._fetches = (self._input.examples, sums, advance)
+            self._step = self._session.make_callable(self._fetches)
             self._watch.enter(watchdog.Part.IDLE)
             self._open = undo.pop_all()
         return self
@@ -122,21 +147,27 @@ class Evaluator(contextlib.AbstractContextManager):
           RuntimeError: the pass had other examples than the dataset says it has.
           ValueError: it had none.
         """
+        made = self.sums(checkpoint, stop)
+        return None if made is None else self.result(checkpoint, made)
+
+    def sums(self, checkpoint: manifest.Checkpoint, stop: threading.Event, *, part: int = 0) -> Sums | None:
+        """What adds up over the dataset, or over one of its `eval_parts` parts; None if `stop` was set."""
         start = time.monotonic()
         self._watch.enter(watchdog.Part.PASS, checkpoint.step)
         self._session.run(self._locals)
-        self._session.run(self._input.initializer)
+        self._session.run(self._input.initializer, {self._part: part})
         examples, totals = 0, None
         while (made := None if stop.is_set() else self._batch()) is not None:
             examples += int(made[0])
             totals = _added(totals, made[1])
         self._watch.enter(watchdog.Part.IDLE)
-        if stop.is_set():
-            return None
-        _check_count(examples, self._input.epoch_examples)
-        values = {name: _plain(value) for name, value in metrics.results(self._metrics, totals).items()}
-        made_in = time.monotonic() - start
-        return Evaluation(checkpoint, {'step': checkpoint.step, 'examples': examples, **values}, made_in)
+        return None if stop.is_set() else Sums(examples, totals, time.monotonic() - start)
+
+    def result(self, checkpoint: manifest.Checkpoint, made: Sums) -> Evaluation:
+        """What `checkpoint` scored, from the sums over the whole dataset; raises as `run`."""
+        _check_count(made.examples, self._input.epoch_examples)
+        values = {name: _plain(value) for name, value in metrics.results(self._metrics, made.totals).items()}
+        return Evaluation(checkpoint, {'step': checkpoint.step, 'examples': made.examples, **values}, made.seconds)
 
     def _batch(self) -> tuple[Any, Mapping[str, Any]] | None:
         """The sums of the next batch; None at the input's own end."""
@@ -150,7 +181,12 @@ class Evaluator(contextlib.AbstractContextManager):
                 return None
             raise errors.located(error, self._graph) from error
         except tf.errors.OpError as error:
+            if exhausted.is_one(error):
+                raise exhausted.explained(error, self._graph, self._again, session='evaluator', lower=('--eval_batch_size',)) from error
             raise errors.located(error, self._graph) from error
+
+    def _again(self, options: tf.RunOptions) -> Any:
+        return self._session.run(self._fetches, options=options)
 
     def _is_at_end(self) -> bool:
         try:

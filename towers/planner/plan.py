@@ -115,18 +115,30 @@ def _variables(made: program.Program) -> dict[str, Need]:
     found: dict[str, Need] = collections.defaultdict(Need)
     variables = made.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) + made.graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES)
     trained = {variable.op.name for variable in made.graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)}
+    copies = _copies(made)
     for variable in {variable.op.name: variable for variable in variables}.values():
         name = measured.name_of(variable.device)
-        field = _kind(variable, trained)
+        field = _kind(variable.op.name, trained, copies)
         found[name] = dataclasses.replace(found[name], **{field: getattr(found[name], field) + _size(variable)})
     return found
 
 
-def _kind(variable: tf.Variable, trained: set[str]) -> str:
-    if variable.trainable or variable.op.name in trained:
+def _kind(name: str, trained: set[str], copies: Mapping[str, str]) -> str:
+    name = copies.get(name, name)
+    if name in trained:
         return 'parameters'
     # TensorFlow's optimizers name a slot after its variable and themselves: 'layer/kernel/Momentum'.
-    return 'slots' if variable.op.name.rpartition('/')[0] in trained else 'state'
+    return 'slots' if name.rpartition('/')[0] in trained else 'state'
+
+
+def _copies(made: program.Program) -> dict[str, str]:
+    """Each variable that is set from another one at the start, and that one, by their names."""
+    found = {}
+    for op in simulated.ancestors([made.step.sync]).values():
+        if op.type == 'AssignVariableOp':
+            source = next((each for each in simulated.ancestors([op.inputs[1].op]).values() if each.type == 'VarHandleOp'), None)
+            found[op.inputs[0].op.name] = '' if source is None else source.name
+    return found
 
 
 def _size(variable: tf.Variable) -> int:

@@ -14,10 +14,11 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import errors
-from towers.run import calling, fetching, signals
+from towers.run import calling, exhausted, fetching, signals
 
 _THREADS_GRACE_SECS = 120.0
 _CLOSE_SECS = 10.0
+_LOWER = ('--batch_size', '--towers_per_gpu', 'the shares of other sessions of the device (scripts/sessions.py shows them)')
 _MOST_READY = 64  # a hook that asks by new objects at each step must not fill the memory
 _NUMERIC_OPTIONS = (
     'trace_level', 'timeout_in_ms', 'inter_op_thread_pool', 'output_partition_graphs', 'report_tensor_allocations_upon_oom',
@@ -187,7 +188,14 @@ class MasterSession(contextlib.AbstractContextManager):
             if isinstance(error, tf.errors.OutOfRangeError) and errors.says_end(error) and self._is_at_end():
                 self._stopped_by, self._end_of_data = 'data', error
                 raise
+            if exhausted.is_one(error):
+                raise exhausted.explained(error, self._graph, self._again, session='training', lower=_LOWER) from error
             raise errors.located(error, self._graph) from error
+
+    def _again(self, options: tf.RunOptions) -> Any:
+        """The step that was last asked for, once more, when it has failed for good."""
+        assert self._context is not None
+        return self._session.run(self._context.original_args.fetches, options=options)
 
     def _is_at_end(self) -> bool:
         if self._ended is None:
