@@ -137,9 +137,7 @@ class MasterSession(contextlib.AbstractContextManager):
             context = self._context = tf.train.SessionRunContext(tf.train.SessionRunArgs(fetches), self._session)
         requests = self._caller.before(context)
         key = id(fetches), *self._caller.key(requests)
-        ready = self._ready.get(key) or self._prepare(fetches, requests)
-        if ready.is_steady:
-            self._ready[key] = ready
+        ready = self._ready.get(key) or self._prepare(key, fetches, requests)
         results = self._step(ready.step)
         self._caller.after(context, ready.listeners, results[1:], ready.about)
         return results[0]
@@ -159,10 +157,8 @@ class MasterSession(contextlib.AbstractContextManager):
         self._graph.finalize()
         return [variable.initializer for variable in added]
 
-    def _prepare(self, fetches: Any, requests: Sequence[tf.train.SessionRunArgs | None]) -> '_Ready':
-        """The step that gives what the caller and the hooks ask for."""
-        if len(self._ready) >= _MOST_READY:
-            self._ready.clear()
+    def _prepare(self, key: Any, fetches: Any, requests: Sequence[tf.train.SessionRunArgs | None]) -> '_Ready':
+        """The step that gives what the caller and the hooks ask for, kept by its key where it may be made again."""
         made = [request for request in requests if request is not None]
         asked = [fetches, *[request.fetches for request in made if request.fetches is not None]]
         feeds, options = _merge(made)
@@ -174,7 +170,11 @@ class MasterSession(contextlib.AbstractContextManager):
         if options:
             return _Ready(lambda: self._fetcher.fetch(asked, *about), listeners, about)
         steady = self._fetcher.steady(asked)
-        return _Ready(steady or (lambda: self._fetcher.fetch(asked)), listeners, about, (fetches, requests) if steady else None)
+        if steady is None:
+            return _Ready(lambda: self._fetcher.fetch(asked), listeners, about)
+        if len(self._ready) >= _MOST_READY:
+            self._ready.clear()
+        return self._ready.setdefault(key, _Ready(steady, listeners, about, (fetches, requests)))
 
     def _note_stop(self, hook: Any) -> None:
         if self._stopped_by is None:
@@ -234,21 +234,13 @@ class _Ready:
       step: returns the caller's results and the hooks' answers.
       listeners: from `calling.Caller.listeners`.
       about: RunOptions and RunMetadata for the hooks.
-      kept: what the step was asked by, where it may be made again; they must live, as they are known by their ids.
+      kept: what the step was asked by, which must live where the step may be made again, as it is known by ids.
     """
 
     step: Callable[[], Any]
     listeners: Sequence[tuple[Any, int]]
     about: tuple[tf.RunOptions, tf.RunMetadata]
     kept: Any = None
-
-    @property
-    def is_steady(self) -> bool:
-        return self.kept is not None
-
-
-def _plain(graph: tf.Graph) -> tf.Session:
-    return tf.Session(graph=graph)
 
 
 def close(session: tf.Session) -> None:
