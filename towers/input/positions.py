@@ -60,7 +60,7 @@ def counted(source: structs.Input, place: tf.Tensor, first_pass: tf.Tensor) -> s
       place: int64 [2], the number of a batch's pass, and how many batches of it there were so far.
       first_pass: int64 scalar to feed to the initializer, the pass to begin with.
     """
-    with tf.name_scope('marks/'):
+    with tf.name_scope('marks'):
         count, taken = _local('input', []), _local('taken', [2])
         with tf.control_dependencies([place]):  # it comes with the batch
             counted = count.assign_add(1, read_value=False)
