@@ -243,6 +243,10 @@ class _Ready:
     kept: Any = None
 
 
+def _plain(graph: tf.Graph) -> tf.Session:
+    return tf.Session(graph=graph)
+
+
 def close(session: tf.Session) -> None:
     """Closes a session, unless something in it blocks that can't be cancelled, such as an input that waits for its data."""
     if not signals.within(_CLOSE_SECS, session.close):
