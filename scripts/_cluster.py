@@ -40,7 +40,8 @@ def _begin_anew() -> None:
     """Replaces this process by a fresh one of the same command: a server can't be stopped, nor can what it holds be dropped."""
     logging.getLogger('absl').info('Beginning anew, to wait for the next master.')
     _flush()
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    arguments = sys.orig_argv[1:] if sys.argv[0] in sys.orig_argv else sys.argv  # the latter where something forked for this command
+    os.execv(sys.executable, [sys.executable, *arguments])
 
 
 def _flush() -> None:

@@ -37,6 +37,14 @@ class Machines:
         flags = [f'--{name}={value}' for name, value in given.items()]
         return self._starter.start(folder, WORKER, '--device=cpu', '--intra_op_threads=1', '--inter_op_threads=2', *flags)
 
+    def all(self):
+        """Starts those again that have ended."""
+        self.commands = [self.start(index) if each.code() is not None else each for index, each in enumerate(self.commands)]
+
+    def run(self, folder, *argv):
+        """Starts another command, such as a training."""
+        return self._starter.start(folder, *argv)
+
     def config(self, **settings):
         """A configuration of these machines."""
         return harness.config(**{**self.flags, **settings})

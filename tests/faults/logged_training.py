@@ -1,4 +1,4 @@
-"""A training that writes down which examples each step takes: `logged_training.py TOWERS STEPS`, in the current folder.
+"""A training that writes down which examples each step takes: `logged_training.py TOWERS STEPS [SETTINGS]`, in the current folder.
 
 Everything that could go wrong in a resume is in it: shuffling anew in each pass, in the data and before a map, passes that
 end with a smaller batch, elements made ahead, dropout, momentum, checkpoints by the number of steps.
@@ -55,22 +55,25 @@ class IdLog(tf.train.SessionRunHook):
         time.sleep(STEP_SECS)
 
 
-def main(n, steps):
-    config = towers.Config(
-        num_gpus=int(n),
-        device='cpu',
-        global_batch_size=BATCH,
-        learning_rate=0.01,  # at 0.05 the rounding of other sums grows to 5e-5 in 300 steps
-        train_steps=int(steps),
-        save_steps=3,
-        log_steps=1,
-        deterministic=True,
-        model_dir='run',
-        intra_op_threads=1,
-        inter_op_threads=2,
-    )
-    towers.train(model, dataset, config, hooks=[IdLog()])
+def main(n, steps, settings='{}'):
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(settings).items()}
+    usual = {
+        'num_gpus': int(n),
+        'device': 'cpu',
+        'global_batch_size': BATCH,
+        'learning_rate': 0.01,  # at 0.05 the rounding of other sums grows to 5e-5 in 300 steps
+        'train_steps': int(steps),
+        'save_steps': 3,
+        'log_steps': 1,
+        'deterministic': True,
+        'model_dir': 'run',
+        'intra_op_threads': 1,
+        'inter_op_threads': 2,
+    }
+    towers.train(model, dataset, towers.Config(**{**usual, **given}), hooks=[IdLog()])
 
 
 if __name__ == '__main__':
     main(*sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)  # a server of TensorFlow, where there was one, may hold up the end of the interpreter
