@@ -184,7 +184,7 @@ def test_only_the_own_input_ends_the_pass(tmp_path):
 
 def test_a_count_that_differs_from_the_datasets_is_an_error(trained, monkeypatch):
     real = inputs.evaluation
-    monkeypatch.setattr(inputs, 'evaluation', lambda *args: dataclasses.replace(real(*args), epoch_examples=8))
+    monkeypatch.setattr(inputs, 'evaluation', lambda *args, **given: dataclasses.replace(real(*args, **given), epoch_examples=8))
     with pytest.raises(RuntimeError, match='7 examples were evaluated, the dataset says it has 8; expected each exactly once'):
         score(classifier, harness.rows(**make(7)), trained)
 

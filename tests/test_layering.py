@@ -40,6 +40,7 @@ PARTS = {
     'evaluator': 'evaluation',
     'results': 'evaluation',
     'queue': 'evaluation',
+    'parts': 'evaluation',
     'picture': 'evaluation',
     'supervisor': 'evaluation',
     'companion': 'evaluation',

@@ -26,6 +26,9 @@ class EvalConfig(options.Section):
     eval_idle_secs: float = options.option(
         600.0, 'seconds without a new checkpoint, and without a trainer at work, after which a continuous evaluator ends'
     )
+    eval_parts: int = options.option(
+        1, 'into so many parts the dataset is split, which any number of evaluators of one name share; those of dead ones are redone'
+    )
     eval_threads: int = options.option(1, 'threads in each pool of an evaluator beside the training')
     eval_nice: int = options.option(19, 'nice level of an evaluator beside the training: 0 as the training, 19 whatever is left over')
     eval_restarts: int = options.option(5, 'so often in a row an evaluator beside the training is started again after a crash')
@@ -34,7 +37,7 @@ class EvalConfig(options.Section):
     )
 
     def __post_init__(self) -> None:
-        options.at_least(self, 1, 'eval_batch_size', 'eval_num_gpus', 'eval_threads')
+        options.at_least(self, 1, 'eval_batch_size', 'eval_num_gpus', 'eval_threads', 'eval_parts')
         options.at_least(self, 0, 'eval_idle_secs', 'eval_nice', 'eval_restarts')
         options.require(self.eval_nice <= 19, f'--eval_nice goes from 0 to 19, got {self.eval_nice}; give one of them.')
         specs(self.evaluator)
@@ -67,7 +70,7 @@ def specs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-_KEYS = ('dataset', 'cadence', 'device', 'num_gpus', 'batch_size', 'gpu_memory_fraction', 'threads', 'nice', 'restarts')
+_KEYS = ('dataset', 'cadence', 'device', 'num_gpus', 'batch_size', 'parts', 'gpu_memory_fraction', 'threads', 'nice', 'restarts')
 
 
 def _value(text: str, key: str, value: str, kind: Any) -> Any:

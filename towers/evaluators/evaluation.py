@@ -18,7 +18,7 @@ from towers import config as config_lib
 from towers import structs
 from towers.checkpoint import leases, manifest, restore
 from towers.directory import holder
-from towers.evaluators import evaluator, queue
+from towers.evaluators import evaluator, parts, queue
 from towers.evaluators import results as results_lib
 from towers.run import signals
 
@@ -197,6 +197,8 @@ def _evaluate_next(
 def _score(
     session: evaluator.Evaluator, loaded: manifest.Checkpoint, results: results_lib.Results, stop: threading.Event
 ) -> dict[str, Any]:
+    if session.parts > 1:
+        return parts.Parts(session, loaded, results).score(stop)
     found = session.run(loaded, stop)
     if found is None:
         return {}

@@ -99,7 +99,7 @@ class Evaluator(contextlib.AbstractContextManager):
             self._locals = tf.local_variables_initializer()
         self._graph.finalize()
         moved.check(self._graph, self._proto, section)
-        self._config = config
+        self._config, self.parts = config, config.eval_parts
         self._folder = os.path.join(config.model_dir or '', 'eval', config.eval_name)
         self._open = contextlib.ExitStack()
         self._session: Any = None

@@ -28,9 +28,11 @@ class Results(contextlib.AbstractContextManager):
 
     def __init__(self, model_dir: str, name: str):
         self._name, self.holder = name, f'evaluator {name}'
-        folder = os.path.join(model_dir, 'eval', name)
+        self.folder = folder = os.path.join(model_dir, 'eval', name)
         path = os.path.join(folder, 'results.jsonl')
-        self._rows = _read_rows(path)
+        self._path, self._seen = path, (-1, -1)
+        self._known: list[dict[str, Any]] = []
+        self._added: list[dict[str, Any]] = []  # here, though the file could not be written
         self._lines = writers.JsonLines(path)
         self._events = writers.EventWriter(folder)
 
@@ -44,11 +46,16 @@ class Results(contextlib.AbstractContextManager):
 
     def has_key(self, step: int, saved: float) -> bool:
         """Whether the checkpoint of `step` that was saved at `saved` was evaluated."""
-        return any(_key(row) == (step, saved) for row in self._rows)
+        return any(_key(row) == (step, saved) for row in self._rows())
+
+    def row(self, checkpoint: manifest.Checkpoint) -> dict[str, Any]:
+        """The result of a checkpoint; empty where it was not evaluated."""
+        found = [row for row in self._rows() if _key(row) == (checkpoint.step, checkpoint.manifest.time)]
+        return _shown(found[-1]) if found else {}
 
     def latest(self) -> dict[str, Any]:
         """The row of the checkpoint that was saved last; empty where there is none."""
-        return max(self._rows, key=lambda row: row.get('saved', 0.0), default={})
+        return max(self._rows(), key=lambda row: row.get('saved', 0.0), default={})
 
     def add(self, found: evaluator.Evaluation) -> None:
         """Logs and writes a result; one that the file has already, value for value, is not written again."""
@@ -59,9 +66,9 @@ class Results(contextlib.AbstractContextManager):
         logging.info(text, basename, self._name, found.values['examples'], found.seconds, shown)
         row = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in found.values.items()}
         row.update(seconds=round(found.seconds, 3), checkpoint=basename, saved=found.checkpoint.manifest.time)
-        if any(_same(row, other) for other in self._rows):
+        if any(_same(row, other) for other in self._rows()):
             return
-        self._rows.append(row)
+        self._added.append(row)
         self._lines.append(row)
         self._events.scalars(found.checkpoint.step, scores)
         matrices = {name: value for name, value in scores.items() if np.ndim(value) == 2}
@@ -71,7 +78,22 @@ class Results(contextlib.AbstractContextManager):
 
     def last(self) -> dict[str, Any]:
         """The result of the checkpoint that was saved last; empty where there is none."""
-        return {name: value for name, value in self.latest().items() if name not in _BESIDE}
+        return _shown(self.latest())
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """What the file says now; other processes may add to it."""
+        try:
+            state = os.stat(self._path)
+            seen = state.st_size, state.st_mtime_ns
+        except OSError:
+            seen = -1, -1
+        if seen != self._seen:
+            self._known, self._seen = _read_rows(self._path), seen
+        return [*self._known, *self._added]
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in _BESIDE}
 
 
 def _read_rows(path: str) -> list[dict[str, Any]]:

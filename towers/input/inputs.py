@@ -103,14 +103,25 @@ def training(source: Source, section: config.InputConfig, towers: Sequence[struc
     return dataclasses.replace(made, fingerprint=fingerprint, epoch_examples=source.size)
 
 
-def evaluation(source: Source, batch_size: int, towers: Sequence[structs.Tower]) -> structs.Input:
-    """One pass over the dataset in global batches of `batch_size` for each tower; the last may be smaller."""
+def evaluation(
+    source: Source, batch_size: int, towers: Sequence[structs.Tower], *, part: tuple[int, tf.Tensor] | None = None
+) -> structs.Input:
+    """One pass over the dataset in global batches of `batch_size` for each tower; the last may be smaller.
+
+    Args:
+      source: the dataset.
+      batch_size: examples for each tower.
+      towers: where they go.
+      part: number of parts, and an int64 scalar that says which one is read: every so many-th example. None = all.
+    """
     if source.endless:
         raise ValueError('Evaluation needs a dataset that ends, got an endless one; use take(n).')
     size = batch_size * len(towers)
-    whole = source.size is not None and source.size % size == 0
+    whole = part is None and source.size is not None and source.size % size == 0
     with tf.device(towers[0].host), tf.name_scope(_SCOPE):
-        batches = _batched(source.passes.make(), size, drop_remainder=whole)
+        # In parts the order must be that of all who read the others.
+        examples = source.passes.make() if part is None else source.passes.make(tf.zeros([], tf.int64)).shard(*part)
+        batches = _batched(examples, size, drop_remainder=whole)
         numbered = tf.data.Dataset.zip((tf.data.Dataset.range(1, tf.int64.max), batches))
         made = _global(lambda tower: numbered, None, towers, saved=False)[0]
     return dataclasses.replace(made, epoch_examples=source.size)
