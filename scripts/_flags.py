@@ -58,7 +58,15 @@ def define() -> flags.FlagValues:
     """The flags that every command has: what to train, and each field of `towers.Config`."""
     values = flags.FlagValues()
     section = 'Model and data: what is trained.'
-    add(values, section, Option('model', 'lenet', 'of the zoo, or yours as package.module:function'))
+    add(
+        values,
+        section,
+        Option(
+            'model',
+            'lenet',
+            'of the zoo, with its recipe for optimizer and schedule where they are not given; or yours as package.module:function',
+        ),
+    )
     _add_repeated(values, section, 'model_args', "the model's sizes: width=64,layers=(2,3); may be given again")
     add(
         values,
