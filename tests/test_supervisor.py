@@ -58,7 +58,7 @@ def test_what_has_no_dataset_is_told(tmp_path):
     [
         (('a', 'a:nice=3'), "--evaluator=a:nice=3: there is one of the name 'a' already"),
         (('a/b',), "--eval_name must be the name of a folder, got 'a/b'"),
-        (('a:nise=3',), '--evaluator=a:nise=3: expected dataset, cadence, device, num_gpus, batch_size, parts, gpu_memory_fraction, threads, '),
+        (('a:nise=3',), '--evaluator=a:nise=3: expected dataset, cadence, device, num_gpus, batch_size, parts, gpu_memory_fraction, '),
         (('a:nice',), "as key=value, got 'nice'; correct it"),
         (('a:nice=x',), "--evaluator=a:nice=x: nice wants a number, got 'x'"),
         (('a:nice=20',), '--eval_nice goes from 0 to 19, got 20'),
