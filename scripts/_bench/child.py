@@ -1,0 +1,71 @@
+"""The process of one side: `python -m scripts._bench.child NAME WORKLOAD TOWERS SOURCE`, led by lines on its standard input.
+
+It says in JSON how long it took to build and make the first step; then, for each number that it reads, how long so many steps took,
+and with which share of the processors' time.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+
+from scripts import _start
+
+_start.load_tensorflow([])
+from scripts._bench import peers, sides, workloads  # noqa: E402
+
+SIDES = {
+    'one device': sides.one_device,
+    'towers': sides.product,
+    'classic': sides.classic,
+    'classic, same threads': sides.classic_threads,
+    'MirroredStrategy': peers.mirrored,
+    'Keras fit': peers.keras_fit,
+}
+
+
+def main(name: str, workload: str, towers: str, source: str) -> None:
+    """Serves until its standard input ends."""
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # what a library prints is no answer
+    case = sides.Case(workloads.WORKLOADS[workload], int(towers), source)
+    began = time.perf_counter()
+    with SIDES[name](case) as step:
+        step()
+        _say(answers, started=time.perf_counter() - began)
+        for line in sys.stdin:
+            _say(answers, **_measure(step, int(line)))
+
+
+def _measure(step: sides.Step, steps: int) -> dict[str, float]:
+    if step.__defaults__:  # it makes many steps a call, as Keras' fit does: what a call costs beside its steps is taken off
+        short, long = _timed(lambda: step(1)), _timed(lambda: step(1 + steps))
+        return {'secs': max(long[0] - short[0], 1e-9), 'cpu': long[1] + short[1], 'peak_mb': _peak_mb()}
+
+    def run() -> None:
+        for _ in range(steps):
+            step()
+
+    secs, cpu = _timed(run)
+    return {'secs': secs, 'cpu': cpu, 'peak_mb': _peak_mb()}
+
+
+def _timed(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of the clock and of the processors."""
+    used, began = time.process_time(), time.perf_counter()
+    work()
+    return time.perf_counter() - began, time.process_time() - used
+
+
+def _peak_mb() -> float:
+    """The most memory that this process has had, not that of the one it was forked from."""
+    with open('/proc/self/status') as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith('VmHWM')) / 1024
+
+
+def _say(stream: object, **answer: float) -> None:
+    print(json.dumps(answer), file=stream, flush=True)  # type: ignore[call-overload]
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

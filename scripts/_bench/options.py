@@ -1,0 +1,69 @@
+"""The flags of benchmark.py, and what they name."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from scripts import _flags
+from scripts._bench import child, sides, workloads
+from towers import config as config_lib
+
+_PARTS = ('overhead', 'sides')
+_TITLE = 'Benchmark: what is measured, and how much.'
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """What is to be measured."""
+
+    parts: Sequence[str]
+    cases: Sequence[tuple[str, int, str]]
+    chosen: Sequence[str]
+
+    def sides(self, workload: str) -> list[str]:
+        """The sides that have this workload; the first is what the others are compared with."""
+        with_keras = bool(workloads.WORKLOADS[workload].keras)
+        return [side for side in self.chosen if with_keras or side != 'Keras fit']
+
+
+def define() -> flags.FlagValues:
+    """The flags of a training and those of the measurement."""
+    values = _flags.define()
+    option, words = _flags.Option, tuple[str, ...]
+    _flags.add(
+        values, _TITLE,
+        option('measure', _PARTS, 'overhead: the product against a bare callable; sides: against what else one would use', kind=words),
+        option('workloads', tuple(workloads.WORKLOADS), 'w1: perceptron, w2: ResNet-20, w3: ResNet-50, w4: embedding', kind=words),
+        option('towers', (), 'numbers of towers, such as 1,2,4,8; --num_gpus if not given', kind=words),
+        option('sources', ('constants',), 'constants: data in the graph; pipeline: one tf.data pipeline for all', kind=words),
+        option('sides', tuple(child.SIDES), 'what is measured; the first is what the others are compared with', kind=words),
+        option('rounds', 12, 'slices of each side', kind=int),
+        option('slice_steps', 100, 'steps in a slice of --measure=overhead and --input', kind=int),
+        option('out', None, 'file of JSON lines to which the sides are appended'),
+        option('compare', None, 'such a file of an earlier run; says which ratios moved by more than their spread'),
+        option('profile', False, "where a step's time goes: towers, transfers, reduce, apply, input, host", kind=bool),
+        option('input', False, 'the dataset of --dataset alone: through the training input, and bare', kind=bool),
+    )  # fmt: skip
+    return values
+
+
+def names(values: Any) -> Names:
+    """What the flags ask for.
+
+    Raises:
+      ValueError: something that there is not.
+    """
+    for name, known in (('measure', _PARTS), ('workloads', workloads.WORKLOADS), ('sources', sides.SOURCES), ('sides', child.SIDES)):
+        unknown = [word for word in getattr(values, name) if word not in known]
+        config_lib.require(not unknown, f'--{name} takes {", ".join(known)}, got {", ".join(unknown)}; give one or more of these.')
+    towers = list(values.towers) or [str(values.num_gpus)]
+    config_lib.require(
+        all(number.isdecimal() and int(number) > 0 for number in towers),
+        f'--towers takes numbers of at least 1, got {",".join(towers)}; give e.g. --towers=1,4.',
+    )
+    config_lib.require(values.rounds > 0 and values.slice_steps > 0, '--rounds and --slice_steps must be at least 1; give larger values.')
+    cases = itertools.product(values.workloads, map(int, towers), values.sources)
+    return Names(values.measure, list(cases), values.sides)

@@ -1,0 +1,31 @@
+"""What the product costs over a bare prepared callable, in one process: the same graph, session, fetches and input."""
+
+import contextlib
+import dataclasses
+import os
+import tempfile
+
+from scripts import _flags, _measure, _zoo
+from towers import program, training
+
+
+def measure(values: object, *, rounds: int, steps: int) -> dict[str, str]:
+    """The pair's rates and their ratio, as rows of a table.
+
+    Args:
+      values: the flags of a training.
+      rounds: slices of each side.
+      steps: steps in a slice.
+    """
+    work = _zoo.load(values)
+    with tempfile.TemporaryDirectory(prefix='towers-benchmark-') as folder:
+        config = dataclasses.replace(_flags.to_config(values, work.recipe), model_dir=folder, train_steps=10**9)
+        made = program.make(work.model, work.dataset, config)
+        # The progress lines are written, as in a training, to where nobody reads them.
+        with open(os.devnull, 'w') as unread, contextlib.redirect_stdout(unread), training.opened(made, config) as master:
+            step, report = made.step, made.step.report
+            loop = (*step.ops, *[mark.advance for mark in step.marks], step.step, report['examples_seen'], report['loss'])
+            sums = [tensor for metric in step.metrics.values() for tensor in metric.sums]
+            bare = master.raw_session().make_callable([*step.ops, *[mark.advance for mark in step.marks], *report.values(), *sums])
+            rates = _measure.in_turn({'towers': lambda: master.run(loop), 'bare callable': bare}, rounds=rounds, steps=steps)
+    return _measure.table(rates)

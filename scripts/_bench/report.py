@@ -1,0 +1,65 @@
+"""What was measured, as a table, a plot of characters, JSON lines, and against an earlier run."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+_KEY = ('workload', 'towers', 'source', 'side')
+_BAR = 30
+
+
+def table(rows: Sequence[Row]) -> str:
+    """One line for each side: ratio to the first side with its quartiles, a bar, steps per second, start and memory."""
+    widest = max(float(row['ratio']) for row in rows)
+    lines = [f'{"":32}{"ratio":>6} {"(quartiles)":14}{"":{_BAR}}  steps/s  start s  peak MB  clean slices']
+    for row in rows:
+        name = f'{row["workload"]} x {row["towers"]} {row["source"][:9]:9} {row["side"]}'
+        bar = '#' * max(1, round(_BAR * row['ratio'] / widest))
+        spread = f'({row["low"]:.2f}-{row["high"]:.2f})'
+        lines.append(
+            f'{name:42.42} {row["ratio"]:6.2f} {spread:14}{bar:{_BAR}} {row["steps_per_sec"]:8.1f} {row["start_secs"]:8.1f} '
+            f'{row["peak_mb"]:8.0f}  {row["clean"]}/{row["slices"]}'
+        )
+    return '\n'.join(lines)
+
+
+def write(path: str, rows: Iterable[Row]) -> None:
+    """Appends the rows to a file of JSON lines."""
+    with open(path, 'a') as file:
+        file.writelines(json.dumps(row) + '\n' for row in rows)
+
+
+def read(path: str) -> list[Row]:
+    """The rows of such a file.
+
+    Raises:
+      ValueError: a line is no row.
+    """
+    with open(path) as file:
+        rows = [_row(path, number, line) for number, line in enumerate(file, start=1)]
+    if not rows:
+        raise ValueError(f'{path} holds no rows; expected what --out wrote.')
+    return rows
+
+
+def moved(before: Sequence[Row], now: Sequence[Row]) -> Iterator[str]:
+    """A line for each ratio whose quartiles don't meet those of the earlier run."""
+    earlier = {tuple(row[key] for key in _KEY): row for row in before}
+    for row in now:
+        old = earlier.get(tuple(row[key] for key in _KEY))
+        if old is not None and (row['high'] < old['low'] or row['low'] > old['high']):
+            change = row['ratio'] / old['ratio'] - 1
+            name = ' '.join(str(row[key]) for key in _KEY)
+            yield f'{name}: {old["ratio"]:.2f} -> {row["ratio"]:.2f} ({change:+.0%}), {"slower" if change < 0 else "faster"}'
+
+
+def _row(path: str, number: int, line: str) -> Row:
+    try:
+        row = json.loads(line)
+        missing = [key for key in (*_KEY, 'ratio', 'low', 'high') if key not in row]
+    except (ValueError, TypeError):
+        missing = ['a JSON object']
+    if missing:
+        raise ValueError(f'{path}: line {number}: expected a row as --out writes them, missing {", ".join(missing)}; give another file.')
+    return row

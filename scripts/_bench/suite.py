@@ -1,0 +1,125 @@
+"""Measuring several sides in turn, each a process of its own, in slices of equal length; slices that others disturbed are left out."""
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+SLICE_SECS, DIRTY, FEWEST = 0.6, 0.1, 3  # length of a slice; processor share of others that spoils it; slices that must be left
+_START_SECS = 900.0
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def measure(case: tuple[str, int, str], names: Sequence[str], *, rounds: int) -> list[dict[str, Any]]:
+    """One row for each side that could be started.
+
+    Args:
+      case: workload, number of towers, source of the data.
+      names: the sides, the first of which the others are compared with.
+      rounds: slices of each side.
+
+    Returns:
+      rows with workload, towers, source, side, examples_per_sec (median of the clean slices), ratio to the first side and its quartiles
+      (round by round), start_secs, peak_mb, slices and clean.
+    """
+    with contextlib.ExitStack() as stack:
+        children = {name: stack.enter_context(_started(name, case)) for name in names}
+        children = {name: child for name, child in children.items() if child.started is not None}
+        for child in children.values():
+            child.calibrate()
+        for _ in range(rounds):
+            for child in children.values():
+                child.slice()
+        base = next(iter(children.values()), None)
+        return [_row(case, child, base) for child in children.values() if base is not None]
+
+
+class _Child:
+    """A side's process and what was measured of it."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
+        self.name = name
+        self.rates: list[float] = []  # steps per second
+        self.clean: list[bool] = []
+        self.peak_mb = 0.0
+        self._process = process
+        self._steps = 1
+        answer = self._answer()
+        self.started = None if answer is None else answer['started']
+
+    def calibrate(self) -> None:
+        """Finds how many steps a slice has; what is run for it warms up."""
+        while (secs := self._run(self._steps)) < SLICE_SECS / 2:
+            self._steps = max(self._steps + 1, int(self._steps * min(10.0, SLICE_SECS / max(secs, 1e-4))))
+
+    def slice(self) -> None:
+        """Measures one slice."""
+        busy, began = _busy_secs(), time.monotonic()
+        secs = self._run(self._steps)
+        others = _busy_secs() - busy - self._cpu
+        self.clean.append(others / (os.cpu_count() or 1) < DIRTY * (time.monotonic() - began))
+        self.rates.append(self._steps / secs)
+
+    def _run(self, steps: int) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f'{steps}\n')
+        self._process.stdin.flush()
+        answer = self._answer()
+        if answer is None:
+            raise RuntimeError(f'The process of {self.name!r} has ended with {self._process.wait()}; run it alone to see why.')
+        self._cpu, self.peak_mb = answer['cpu'], answer['peak_mb']
+        return answer['secs']
+
+    def _answer(self) -> dict[str, float] | None:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return json.loads(line) if line else None
+
+
+@contextlib.contextmanager
+def _started(name: str, case: tuple[str, int, str]) -> Iterator[_Child]:
+    command = [sys.executable, '-m', 'scripts._bench.child', name, *map(str, case)]
+    pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'stderr': subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=_ROOT, text=True, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            yield _Child(name, process)
+        finally:
+            process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            process.kill()
+
+
+def _row(case: tuple[str, int, str], child: _Child, base: _Child) -> dict[str, Any]:
+    rounds = [place for place in range(len(child.rates)) if child.clean[place] and base.clean[place]]
+    if len(rounds) < FEWEST:  # the machine is busy all the time: all slices, which `clean` then tells
+        rounds = list(range(len(child.rates)))
+    ratios = [child.rates[place] / base.rates[place] for place in rounds]
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    workload, towers, source = case
+    return {
+        'workload': workload,
+        'towers': towers,
+        'source': source,
+        'side': child.name,
+        'steps_per_sec': statistics.median(child.rates[place] for place in rounds),
+        'ratio': middle,
+        'low': low,
+        'high': high,
+        'start_secs': child.started,
+        'peak_mb': child.peak_mb,
+        'slices': len(child.rates),
+        'clean': sum(child.clean),
+    }
+
+
+def _busy_secs() -> float:
+    """Seconds that all processors together have worked since the machine started."""
+    with open('/proc/stat') as lines:
+        user, nice, system, _, _, irq, softirq, *_ = (int(part) for part in lines.readline().split()[1:])
+    return (user + nice + system + irq + softirq) / os.sysconf('SC_CLK_TCK')

@@ -1,0 +1,112 @@
+"""The benchmark: its tables, its comparison with an earlier run, its flags, and that each side trains."""
+
+import json
+import re
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from scripts._bench import options, profile, report, sides, suite, workloads
+
+ROW = {
+    'workload': 'w1', 'towers': 4, 'source': 'constants', 'side': 'towers', 'steps_per_sec': 100.0, 'ratio': 1.3, 'low': 1.2, 'high': 1.4,
+    'start_secs': 0.5, 'peak_mb': 600.0, 'slices': 9, 'clean': 8,
+}  # fmt: skip
+
+
+def row(**changes):
+    return {**ROW, **changes}
+
+
+def test_the_table_has_a_line_for_each_side():
+    text = report.table([row(side='one device', ratio=1.0), row()])
+    assert [line.split()[:3] for line in text.splitlines()[1:]] == [['w1', 'x', '4']] * 2
+    assert re.search(r'towers +1\.30 \(1\.20-1\.40\) +#{30} ', text) and text.endswith('8/9')
+
+
+def test_what_was_written_is_read_again(tmp_path):
+    path = tmp_path / 'rows.jsonl'
+    report.write(path, [row()])
+    report.write(path, [row(side='classic')])
+    assert report.read(path) == [row(), row(side='classic')]
+
+
+@pytest.mark.parametrize('text', ['', 'no json\n', '3\n', '{"workload": "w1"}\n'])
+def test_a_file_that_holds_something_else_is_refused(text, tmp_path):
+    path = tmp_path / 'rows.jsonl'
+    path.write_text(json.dumps(ROW) + '\n' + text if text else '')
+    with pytest.raises(ValueError, match=f'{re.escape(str(path))}.*expected'):
+        report.read(path)
+
+
+@pytest.mark.parametrize(
+    ('now', 'told'),
+    [
+        ({'ratio': 1.29}, None),
+        ({'ratio': 1.1, 'low': 1.0, 'high': 1.15}, 'w1 4 constants towers: 1.30 -> 1.10 (-15%), slower'),
+        ({'ratio': 1.6, 'low': 1.5, 'high': 1.7}, 'w1 4 constants towers: 1.30 -> 1.60 (+23%), faster'),
+        ({'ratio': 9.0, 'low': 9.0, 'high': 9.0, 'towers': 8}, None),
+    ],
+)
+def test_only_what_left_its_spread_has_moved(now, told):
+    assert list(report.moved([ROW], [row(**now)])) == ([told] if told else [])
+
+
+@pytest.mark.parametrize(
+    ('argument', 'message'),
+    [
+        ('--workloads=w1,w9', r'--workloads takes w1, w2, w3, w4, got w9; give one'),
+        ('--sides=estimator', r'--sides takes one device, towers, .*, got estimator'),
+        ('--sources=disk', r'--sources takes constants, pipeline, got disk'),
+        ('--towers=1,none', r'--towers takes numbers of at least 1, got 1,none'),
+        ('--rounds=0', r'--rounds and --slice_steps must be at least 1'),
+    ],
+)
+def test_what_there_is_not_is_refused(argument, message):
+    values = options.define()
+    values(['benchmark.py', argument])
+    with pytest.raises(ValueError, match=message):
+        options.names(values)
+
+
+def test_cases_are_all_combinations():
+    values = options.define()
+    values(['benchmark.py', '--workloads=w1,w3', '--towers=2,8', '--sides=one device,Keras fit'])
+    found = options.names(values)
+    assert found.cases == [('w1', 2, 'constants'), ('w1', 8, 'constants'), ('w3', 2, 'constants'), ('w3', 8, 'constants')]
+    assert found.sides('w1') == ['one device', 'Keras fit'] and found.sides('w3') == ['one device']
+
+
+@pytest.mark.parametrize('source', sides.SOURCES)
+@pytest.mark.parametrize('make', [sides.one_device, sides.classic, sides.product], ids=['one device', 'classic', 'towers'])
+def test_a_side_trains(make, source):
+    def losses():
+        with make(sides.Case(workloads.WORKLOADS['w1'], 2, source)) as step:
+            return [float(step()[-1]) for _ in range(25)]
+
+    found = losses()
+    assert found[-1] < found[0] - 0.2
+
+
+def test_a_profile_says_where_the_time_went():
+    rows = profile.measure(sides.Case(workloads.WORKLOADS['w1'], 2, 'pipeline'))
+    assert {'a traced step', 'operations at once', 'towers, of all operations', 'apply, of all operations'} <= set(rows)
+    shares = [float(value.rstrip('%')) for name, value in rows.items() if name.endswith('of all operations')]
+    assert 95 <= sum(shares) <= 105
+
+
+def test_sides_are_measured_in_turn_in_processes_of_their_own(monkeypatch):
+    monkeypatch.setattr(suite, 'SLICE_SECS', 0.02)
+    found = suite.measure(('w1', 2, 'constants'), ['one device', 'MirroredStrategy'], rounds=2)
+    assert [each['side'] for each in found] == ['one device', 'MirroredStrategy']
+    assert found[0]['ratio'] == 1.0 and 0 < found[1]['ratio'] < 1 and all(each['slices'] == 2 for each in found)
+
+
+def test_the_four_workloads_are_what_they_are_called():
+    sizes = {}
+    for name in ('w1', 'w3', 'w4'):
+        with tf.Graph().as_default():
+            work = workloads.WORKLOADS[name]
+            work.model(work.features(2), training=True)
+            sizes[name] = sum(variable.shape.num_elements() for variable in tf.trainable_variables()), len(tf.trainable_variables())
+    assert sizes == {'w1': (79_510, 4), 'w3': (25_557_032, 161), 'w4': (6_400_650, 3)}
