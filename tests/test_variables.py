@@ -227,3 +227,9 @@ def test_state_of_any_type_is_shared(strategy, value, dtype):
     _, found = harness.train(model, harness.numbers(1, 2), harness.config(strategy, 2, global_batch_size=2))
     assert found['state'].tolist() == np.array(value, found['state'].dtype).tolist() or dtype == tf.string
     assert found['w'] == 1 - 1.5 * len(value)
+
+
+def test_variables_go_where_the_fewest_bytes_are():
+    place = variables.by_bytes(['/job:ps/task:0', '/job:ps/task:1'])
+    sizes = [([10], tf.float32), ([4], tf.float32), ([4], tf.float32), ([1], tf.float64), ([], tf.float32)]
+    assert [place({'shape': shape, 'dtype': dtype})[-1] for shape, dtype in sizes] == ['0', '1', '1', '1', '0']

@@ -96,7 +96,7 @@ class Link:
           ValueError: a machine has fewer devices than are asked for.
         """
         found = [self._machine(task) for task in self._cluster.workers]
-        placement = machines.place(config, found, master=self._cluster.master.device)
+        placement = machines.place(config, found, master=self._cluster.master.device, ps=[task.device for task in self._cluster.ps if config.ps_hosts])
         given = config.step_timeout_secs
         step_secs = _STEP_SECS if given is None else given or _ANY_SECS
         return Site(placement, _options(placement, _FIRST_STEPS * step_secs), self._server.target, step_secs)

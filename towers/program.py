@@ -186,7 +186,7 @@ def compute(
       ValueError: the model does not fit.
     """
     strategy = strategies.STRATEGIES[config.strategy](
-        parameter_device=placement.parameter_device, seed=config.seed, statistics=config.batch_norm
+        parameter_device=placement.parameter_device, seed=config.seed, statistics=config.batch_norm, ps=placement.ps
     )
     outputs = build.training(
         model, source, placement.towers, scope=strategy.scope, draws=functools.partial(randomness.Draws, config.seed, step)

@@ -42,6 +42,7 @@ class Placement:
       fake: the towers run on the CPU, in place of GPUs.
       note: one line for the log that says where the towers run and why.
       gpus: (number as CUDA counts, physical number) of each GPU that the towers need, real or fake.
+      ps: devices that hold the variables in place of the parameter device.
     """
 
     towers: tuple[Tower, ...]
@@ -49,6 +50,7 @@ class Placement:
     fake: bool
     note: str
     gpus: tuple[tuple[int, int], ...] = ()
+    ps: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

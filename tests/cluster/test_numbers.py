@@ -1,20 +1,37 @@
 """Towers on several machines give the numbers of one process; what crosses the wire is counted."""
 
 import collections
+import threading
 
 import harness
 import numpy as np
+import processes
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import program
+from towers import connecting, program
 
 MACHINES, EACH, BATCH, ROWS = 3, 2, 12, 30  # the last batch of a pass has 6 rows, one for each tower
 DATA = {
     'x': np.random.RandomState(1).rand(ROWS, 5).astype(np.float32),
     'word': np.random.RandomState(2).randint(0, 9, [ROWS, 3]),
 }
+
+
+@pytest.fixture(scope='module')
+def machines(tmp_path_factory):
+    """Three worker processes, and one for parameters."""
+    made = processes.Machines(tmp_path_factory.mktemp('machines'), MACHINES, ps=1)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope='module')
+def link(machines):
+    """The master's link to them, in this process."""
+    with connecting.connected(harness.config(**machines.flags), threading.Event()) as made:
+        yield made
 
 
 def dataset():
@@ -45,15 +62,29 @@ def made_steps(made, count):
 
 
 @pytest.mark.parametrize(
-    ('strategy', 'pipeline'), [('parameter_server', 'global'), ('mirrored', 'global'), ('parameter_server', 'sharded')]
+    ('strategy', 'more'),
+    [
+        ('parameter_server', {}),
+        ('mirrored', {}),
+        ('parameter_server', {'input_pipeline': 'sharded'}),
+        ('parameter_server', {'on_ps': True}),
+    ],
+    ids=['parameter_server', 'mirrored', 'sharded', 'ps'],
 )
-def test_law_22_machines_give_the_numbers_of_one_process(machines, link, strategy, pipeline):
+def test_law_22_machines_give_the_numbers_of_one_process(machines, link, strategy, more):
+    more = {'ps_hosts': machines.flags['ps_hosts']} if 'on_ps' in more else more
     settings = {'global_batch_size': BATCH, 'optimizer': 'momentum', 'learning_rate': 0.1, 'clip_norm': 0.5, 'l2': 0.01}
-    config = machines.config(strategy=strategy, n=EACH, input_pipeline=pipeline, **settings)
+    config = machines.config(strategy=strategy, n=EACH, **settings, **more)
     made = program.at(link.site(config), model, dataset, config)
     assert [tower.devices[0] for tower in made.placement.towers] == [
         f'/job:worker/task:{machine}/cpu:{1 + tower}' for machine in range(MACHINES) for tower in range(EACH)
     ]
+    if strategy == 'parameter_server':
+        job = 'ps' if 'ps_hosts' in more else 'master'
+        assert {v.device for v in made.graph.get_collection('trainable_variables')} == {f'/job:{job}/task:0/device:CPU:0'}
+    if strategy == 'parameter_server':
+        job = 'ps' if 'ps_hosts' in more else 'master'
+        assert {v.device for v in made.graph.get_collection('trainable_variables')} == {f'/job:{job}/task:0/device:CPU:0'}
     reports, (found, counts) = made_steps(made, 5)
     assert counts == [5] * len(made.step.marks)
     alone = program.make(model, dataset, harness.config(strategy, MACHINES * EACH, **settings))

@@ -5,8 +5,8 @@ import socket
 import threading
 import time
 
-import conftest
 import harness
+import processes
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -24,7 +24,7 @@ def cluster_of(**flags):
 @pytest.fixture(scope='module')
 def served():
     """A cluster of two workers of which this process is the first; it never ends, as a server can't be stopped."""
-    master, *workers = conftest.free_ports(3)
+    master, *workers = processes.free_ports(3)
     cluster = cluster_of(worker_hosts=tuple(workers), master_host=master)
     return cluster, *server.start(cluster, cluster.workers[0], PROTO)
 
@@ -69,25 +69,25 @@ def test_a_taken_port_is_told_at_once(served):
     cluster = served[0]
     start = time.monotonic()
     with pytest.raises(ValueError, match=rf'port of worker 0 at {cluster.workers[0].address} is taken .*{cluster.workers[0].address}'):
-        serving.serve(conftest_config(cluster), 'worker', 0, GO_ON)
+        serving.serve(config_of(cluster), 'worker', 0, GO_ON)
     assert time.monotonic() - start < 2
 
 
-def conftest_config(cluster):
+def config_of(cluster):
     # Another token makes it another cluster for this process, which then starts a server of its own.
     hosts = tuple(task.address for task in cluster.workers)
     return harness.config(worker_hosts=hosts, master_host=cluster.master.address, run_token='other')
 
 
 def test_the_hosts_name_must_be_known():
-    [port] = conftest.free_ports(1)
+    [port] = processes.free_ports(1)
     task = spec.Task('worker', 0, f'no.such.host.invalid:{port.rpartition(":")[2]}')
     with pytest.raises(ValueError, match='host of worker 0 at no.such.host.invalid:.* is not known here'):
         server.check_port(task)
 
 
 def test_a_run_without_its_workers_ends_in_one_line(tmp_path):
-    master, gone = conftest.free_ports(2)
+    master, gone = processes.free_ports(2)
     config = harness.config(worker_hosts=(gone,), master_host=master, connect_timeout_secs=0.5)
     with pytest.raises(spec.ClusterError, match=f'Not there within 0.5 s .*worker 0 at {gone}'):
         with connecting.connected(config, GO_ON):

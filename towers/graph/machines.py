@@ -24,8 +24,8 @@ class Machine:
     cpus: int
 
 
-def place(config: config_lib.DeviceConfig, machines: Sequence[Machine], *, master: str) -> structs.Placement:
-    """Gives each of `config.num_gpus` towers a machine its device; the variables are on the master's CPU.
+def place(config: config_lib.DeviceConfig, machines: Sequence[Machine], *, master: str, ps: Sequence[str] = ()) -> structs.Placement:
+    """Gives each of `config.num_gpus` towers a machine its device; the variables are on the master's CPU, or on `ps`.
 
     Towers are numbered machine by machine. `auto` takes GPUs where every machine has some.
 
@@ -33,6 +33,7 @@ def place(config: config_lib.DeviceConfig, machines: Sequence[Machine], *, maste
       config: how many towers on each machine, and on what.
       machines: at least one.
       master: what the names of the master's devices begin with.
+      ps: the same of tasks that hold the variables.
 
     Raises:
       ValueError: a machine offers fewer devices than it should have towers.
@@ -57,4 +58,4 @@ def place(config: config_lib.DeviceConfig, machines: Sequence[Machine], *, maste
     reason = '' if on_gpus or config.device == 'cpu' else f': no GPU was found on {", ".join(without)}'
     what = 'GPUs' if on_gpus else 'CPU devices as fake GPUs' if asked > 1 else 'the CPU'
     note = f'{len(towers)} towers on {len(machines)} machines, {asked} on {what} of each{reason}.'
-    return structs.Placement(towers, f'{master}/cpu:0', not on_gpus, note)
+    return structs.Placement(towers, f'{master}/cpu:0', not on_gpus, note, ps=tuple(f'{task}/cpu:0' for task in ps))

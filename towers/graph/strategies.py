@@ -1,8 +1,8 @@
 """Replication strategies: where variables live, how the towers' results become one Sum, and where it is applied."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import tensorflow.compat.v1 as tf
 
@@ -13,38 +13,40 @@ from towers.graph.reduce import central
 Statistics = Literal['mean', 'first']
 
 
-def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics = 'mean') -> structs.Strategy:
+def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics = 'mean', ps: Sequence[str] = ()) -> structs.Strategy:
     """Variables on the parameter device, read once a step by each tower; one update of one Sum.
 
     Args:
       parameter_device: device string, the CPU by default.
+      ps: devices that share the variables by bytes, in place of the parameter device.
       seed: of the initial weights.
       statistics: how the towers' moving statistics become one.
     """
     bring = variables.relay()
+    place = variables.by_bytes(ps or [parameter_device])
 
     @contextlib.contextmanager
     def scope(tower: structs.Tower) -> Iterator[variables.Localise]:
         def read(variable: tf.Variable) -> tf.Tensor:
-            return variable.read_value() if same_machine(tower.host, parameter_device) else bring(variable, tower.host)
+            return variable.read_value() if same_machine(tower.host, variable.device) else bring(variable, tower.host)
 
         def look(variable: tf.Variable) -> tf.Variable:
             return variables.view(variable, tower.devices[0], scope=f'{tower.scope}/read', read=read)
 
         with variables.seen_as(look) as localise:
-            with _model_scope(tower, lambda trainable: parameter_device, seed, localise):
+            with _model_scope(tower, place, seed, localise):
                 yield variables.original
 
     def spread(total: structs.Sum, outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
         return [structs.Update(parameter_device, variables.rooted, total.gradients, total.variables, total.state)]
 
     def reduce(outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Sum]:
-        return [central.total(outputs, device=parameter_device, statistics=statistics)]
+        return [central.total(outputs, device=parameter_device, statistics=statistics, beside=True)]
 
     return structs.Strategy('parameter_server', scope, reduce, spread)
 
 
-def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean') -> structs.Strategy:
+def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean', ps: Sequence[str] = ()) -> structs.Strategy:
     """A copy of the trainable variables on each tower; every copy gets the same update of the same Sum.
 
     Tower 0's copy is the canonical one, which checkpoints hold; the others are local variables. Variables that aren't
@@ -54,12 +56,18 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
       parameter_device: device string of the variables that aren't trainable.
       seed: of the initial weights.
       statistics: how the towers' moving statistics become one.
+      ps: there may be none.
+
+    Raises:
+      ValueError: there are some, which would hold nothing.
     """
+    if ps:
+        raise ValueError('--ps_hosts hold the variables of --strategy=parameter_server, got mirrored, which has copies on the towers.')
 
     @contextlib.contextmanager
     def scope(tower: structs.Tower) -> Iterator[variables.Localise]:
-        def place(trainable: bool) -> str:
-            return tower.devices[0] if trainable else parameter_device
+        def place(kwargs: Mapping[str, Any]) -> str:
+            return tower.devices[0] if variables.is_trainable(kwargs) else parameter_device
 
         copies = {v.ref(): variables.copy(v, tower.index, tower.devices[0]) for v in tf.trainable_variables()} if tower.index else {}
 
@@ -107,7 +115,7 @@ STRATEGIES: dict[str, Callable[..., structs.Strategy]] = {'parameter_server': pa
 
 
 @contextlib.contextmanager
-def _model_scope(tower: structs.Tower, place: Callable[[bool], str], seed: int, localise: variables.Localise) -> Iterator[None]:
+def _model_scope(tower: structs.Tower, place: variables.Place, seed: int, localise: variables.Localise) -> Iterator[None]:
     first = tower.index == 0
     reuse = None if first else tf.AUTO_REUSE
     getter = variables.getter(seed=seed, localise=localise)

@@ -6,9 +6,9 @@ creator scope sees every variable that is made, an optimizer's slots included.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow.compat.v1 as tf
 
@@ -16,6 +16,7 @@ from towers import randomness
 from towers.graph import reseeding
 
 Localise = Callable[[tf.Variable], tf.Variable]
+Place: TypeAlias = Callable[[Mapping[str, Any]], str]
 
 
 def view(
@@ -205,11 +206,11 @@ def _beside_variable(regularizer: Callable[[tf.Variable], Any]) -> Callable[[tf.
 
 
 @contextlib.contextmanager
-def creating(*, place: Callable[[bool], str], prefix: str, first: bool) -> Iterator[None]:
+def creating(*, place: Place, prefix: str, first: bool) -> Iterator[None]:
     """Variables made inside are placed, and named without the tower's scope; later towers may make local ones only.
 
     Args:
-      place: trainable? -> device string.
+      place: what a variable is made of, as a creator gets it -> device string.
       prefix: the tower's name scope with its slash.
       first: whether this is tower 0, which makes the canonical variables.
 
@@ -226,11 +227,29 @@ def creating(*, place: Callable[[bool], str], prefix: str, first: bool) -> Itera
             )
         if local:
             return next_creator(**kwargs)
-        with tf.device(None), tf.device(place(kwargs.get('trainable') is not False)), without(prefix):
+        with tf.device(None), tf.device(place(kwargs)), without(prefix):
             return next_creator(**kwargs)
 
     with tf.variable_creator_scope(creator):
         yield
+
+
+def by_bytes(devices: Sequence[str]) -> Place:
+    """Places each variable on the device that holds the fewest bytes so far."""
+    held = dict.fromkeys(devices, 0)
+
+    def place(kwargs: Mapping[str, Any]) -> str:
+        least = min(devices, key=held.__getitem__)
+        shape, dtype = tf.TensorShape(kwargs.get('shape')), tf.as_dtype(kwargs.get('dtype') or tf.float32)
+        held[least] += (shape.num_elements() or 1) * dtype.size
+        return least
+
+    return place
+
+
+def is_trainable(kwargs: Mapping[str, Any]) -> bool:
+    """Whether a creator makes a trainable variable."""
+    return kwargs.get('trainable') is not False
 
 
 def without(prefix: str) -> AbstractContextManager[Any]:

@@ -17,20 +17,23 @@ from towers import structs
 Machines: TypeAlias = Mapping[str, Sequence[int]]  # a machine's CPU -> the places of its towers
 
 
-def total(outputs: Sequence[structs.TowerOutput], *, device: str, statistics: Literal['mean', 'first'] = 'mean') -> structs.Sum:
+def total(
+    outputs: Sequence[structs.TowerOutput], *, device: str, statistics: Literal['mean', 'first'] = 'mean', beside: bool = False
+) -> structs.Sum:
     """The unnormalised sum over towers, in fp32 at least.
 
     Args:
       outputs: one for each tower, with aligned gradients and variables.
       device: device string where the sums are made.
       statistics: 'mean' weighs the towers' state writes by examples, 'first' takes tower 0's.
+      beside: whether a gradient's sum is made on its variable's device.
     """
     variables = outputs[0].variables
     gradients = []
     machines = _machines(outputs)
     with tf.device(device), tf.name_scope('sum'):
         for index, variable in enumerate(variables):
-            with tf.name_scope(variable.op.name):
+            with tf.name_scope(variable.op.name), tf.device(variable.device if beside else device):
                 gradients.append(_add_gradients([output.gradients[index] for output in outputs], variable, machines))
         examples = _total([output.examples for output in outputs], machines)
         return structs.Sum(

@@ -1,0 +1,154 @@
+"""A task that is lost is waited for: the run ends at its last step, with the examples and losses of a run that nothing happened to."""
+
+import json
+import pathlib
+import random
+import signal
+import time
+
+import harness
+import numpy as np
+import processes
+import pytest
+import starter
+import tensorflow.compat.v1 as tf
+
+PROGRAM = pathlib.Path(__file__).resolve().parent.parent / 'faults' / 'logged_training.py'
+STEPS = 60
+STEP_TIMEOUT_SECS = 2.0
+
+
+class Training:
+    """A training over the machines, in a folder of its own."""
+
+    def __init__(self, machines, folder):
+        self._machines, self._folder = machines, folder
+        self.command = None
+
+    def start(self, **settings):
+        limits = {'step_timeout_secs': STEP_TIMEOUT_SECS, 'connect_timeout_secs': 60, 'worker_grace_secs': 60, 'save_steps': 10}
+        self._machines.all()
+        given = json.dumps({**self._machines.flags, **limits, **settings})
+        self.command = self._machines.run(self._folder, PROGRAM, 2, STEPS, given)
+        return self.command
+
+    def rows(self, name='ids.jsonl', value='ids'):
+        """Step -> value of a log, later lines winning."""
+        path = self._folder / name
+        return {line['step']: line[value] for line in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
+
+    def wait_for_step(self, step):
+        starter.wait_for(lambda: max(self.rows(), default=0) >= step or self.command.code() is not None)
+        assert self.command.code() is None, self.command.text()
+
+
+@pytest.fixture(scope='module')
+def machines(tmp_path_factory):
+    """Three worker processes."""
+    made = processes.Machines(tmp_path_factory.mktemp('machines'), 3)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def training(machines, tmp_path):
+    made = Training(machines, tmp_path / 'trained')
+    yield made
+    if made.command.code() == 0:
+        assert [command.wait(20) for command in machines.commands] == [0, 0, 0]  # every server ends with the run
+    made.command.send(signal.SIGKILL)
+
+
+@pytest.fixture(scope='module')
+def whole(machines, tmp_path_factory):
+    """A training of one process that nothing happened to."""
+    made = Training(machines, tmp_path_factory.mktemp('whole') / 'trained')
+    assert made.start(worker_hosts=[], ps_hosts=[], master_host=None).wait() == 0, made.command.text()
+    return made
+
+
+def check_same(training, whole):
+    """Every example once, in the same steps, with the same losses."""
+    assert training.command.wait() == 0, training.command.text()
+    assert training.rows() == whole.rows()
+    losses, expected = (each.rows('run/metrics.jsonl', 'loss') for each in (training, whole))
+    assert sorted(losses) == sorted(expected) == list(range(1, STEPS + 1))
+    np.testing.assert_allclose([losses[step] for step in expected], list(expected.values()), rtol=harness.FP32_SUM, atol=harness.FP32_SUM)
+
+
+def recoveries(training):
+    """What TensorBoard says of them."""
+    found = [
+        value.simple_value
+        for path in sorted((training.command.folder / 'run').glob('events.out.tfevents.*'))
+        for event in tf.train.summary_iterator(str(path))
+        for value in event.summary.value
+        if value.tag == 'cluster/recoveries'
+    ]
+    return max(found, default=0)
+
+
+def kill(machines, index):
+    assert machines.commands[index].send(signal.SIGKILL)
+    starter.wait_for(lambda: machines.commands[index].code() is not None)
+    machines.commands[index] = machines.start(index)
+
+
+def test_a_killed_worker_that_is_started_again_costs_no_example(machines, training, whole):
+    training.start()
+    training.wait_for_step(14)
+    started = time.monotonic()
+    kill(machines, 1)
+    training.command.wait_for('the cluster failed')
+    assert time.monotonic() - started < 5
+    check_same(training, whole)
+    assert 'worker 1 at' in training.command.text() and recoveries(training) == 1
+    assert 'from step' in training.command.text() and 'the run goes on at step 10' in training.command.text()
+
+
+@pytest.mark.soak
+def test_a_frozen_worker_is_noticed_and_goes_on(machines, training, whole):
+    training.start()
+    training.wait_for_step(14)
+    machines.commands[2].send(signal.SIGSTOP)
+    try:
+        training.command.wait_for('the cluster failed')
+    finally:
+        machines.commands[2].send(signal.SIGCONT)
+    check_same(training, whole)
+    assert 'Deadline' in training.command.text() and recoveries(training) == 1
+
+
+@pytest.mark.soak
+def test_a_killed_master_is_waited_for_on_the_same_ports(machines, training, whole):
+    training.start()
+    training.wait_for_step(14)
+    training.command.send(signal.SIGKILL)
+    starter.wait_for(lambda: all('no sign of life of the master' in command.text() for command in machines.commands), 15)
+    training.start()
+    check_same(training, whole)
+    assert 'Going on from' in training.command.text()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize('seed', range(5))
+def test_workers_killed_at_random_steps(machines, training, whole, seed):
+    chance = random.Random(seed)
+    training.start(step_timeout_secs=30)
+    for _ in range(2):
+        training.wait_for_step(max(training.rows(), default=0) + chance.randint(1, 15))
+        time.sleep(chance.uniform(0, 0.05))
+        kill(machines, chance.randrange(3))
+    check_same(training, whole)
+
+
+@pytest.mark.soak
+def test_a_worker_that_does_not_come_back_ends_the_run(machines, training):
+    training.start(worker_grace_secs=1)
+    training.wait_for_step(14)
+    machines.commands[1].send(signal.SIGKILL)
+    try:
+        assert training.command.wait() == 1
+        assert 'Not back within 1 s (--worker_grace_secs): worker 1 at' in training.command.text()
+    finally:
+        machines.commands[1] = machines.start(1)
