@@ -36,6 +36,7 @@ def load_tensorflow(argv: Sequence[str]) -> None:
     verbose = any(argument.lstrip('-') in ('verbose', 'verbose=true', 'verbose=1') for argument in argv[1:])
     if not verbose:
         os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # the C++ runtime's errors are shown, its warnings are not
+    os.environ.setdefault('CUDA_DEVICE_ORDER', 'PCI_BUS_ID')  # so that GPUs have the numbers that nvidia-smi gives them
     with contextlib.nullcontext() if verbose else _held_stderr():
         tf = importlib.import_module('tensorflow.compat.v1')
         tf.config.list_physical_devices('GPU')  # a machine without a driver is told so here, once

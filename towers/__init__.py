@@ -7,7 +7,9 @@ flags -> Config -> devices -> inputs -> build -> reduce -> chain -> train_step -
 from towers.config import Config
 from towers.directory.record import TrainResult
 from towers.evaluators.evaluation import evaluate
+from towers.exporting import export
 from towers.metrics import accuracy, auc, confusion_matrix, mean, mean_squared_error, perplexity, precision, recall, top_k
+from towers.predicting import predict
 from towers.randomness import dropout, random_uniform
 from towers.replaying import replay
 from towers.structs import Metric, ModelOutput, Objective
@@ -24,10 +26,12 @@ __all__ = [
     'confusion_matrix',
     'dropout',
     'evaluate',
+    'export',
     'mean',
     'mean_squared_error',
     'perplexity',
     'precision',
+    'predict',
     'random_uniform',
     'recall',
     'replay',

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tensorflow.compat.v1 as tf
 
@@ -57,7 +57,7 @@ def joined(config: Given, role: Role) -> Iterator[tuple[Given, membership.Member
     machine = _machine(placement)
     divide = 1 + role.coming if config.memory_plan == 'auto' else 0
     with membership.Membership(_entry(config, placement, role), machine, divide=divide) as member:
-        yield _given(config, member.entry), member
+        yield _given(config, member.entry, role), member
 
 
 def master(config: config_lib.Config) -> Role:
@@ -105,7 +105,11 @@ def _sizes(placement: structs.Placement) -> list[int]:
     return [known[number][1] for _, number in placement.gpus if number < len(known)]
 
 
-def _given(config: Given, entry: ledger.Entry) -> Given:
+def _given(config: Given, entry: ledger.Entry, role: Role) -> Given:
+    """With the share that a plan gave; evaluators to come get as much."""
     if config.memory_plan == 'off' or entry.share is None:
         return config
-    return dataclasses.replace(config, gpu_memory_fraction=entry.share, gpu_memory_limit_mb=None, memory_plan='off')
+    given: dict[str, Any] = {'gpu_memory_fraction': entry.share, 'gpu_memory_limit_mb': None, 'memory_plan': 'off'}
+    if role.coming and getattr(config, 'eval_gpu_memory_fraction', entry.share) is None:
+        given['eval_gpu_memory_fraction'] = entry.share
+    return dataclasses.replace(config, **given)

@@ -30,12 +30,11 @@ def options() -> tf.RunOptions:
 
 def peaks(metadata: tf.RunMetadata) -> dict[str, Peak]:
     """The peak of each device, by its name, from a step that was run with `options`."""
-    events = collections.defaultdict(list)
+    events: dict[str, list[tuple[int, int, str]]] = collections.defaultdict(list)
     for stats in metadata.step_stats.dev_stats:
-        for node in stats.node_stats:
-            for memory in node.memory:
-                for record in memory.allocation_records:
-                    events[name_of(stats.device)].append((record.alloc_micros, record.alloc_bytes, node.node_name))
+        kept = [(node.node_name, memory.allocation_records) for node in stats.node_stats for memory in node.memory]
+        for name, records in kept:
+            events[name_of(stats.device)] += [(record.alloc_micros, record.alloc_bytes, name) for record in records]
     return {device: _peak(device, found) for device, found in events.items()}
 
 
