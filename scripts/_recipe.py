@@ -33,6 +33,11 @@ def fields(values: flags.FlagValues, recipe: Mapping[str, Any]) -> dict[str, Any
     return taken
 
 
+def recorded(config: config_lib.Config, recipe: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The flags' values with which a run has the same fields without its recipe."""
+    return {name: [config_lib.shown(getattr(config, name))] for name in recipe}
+
+
 def _say(values: flags.FlagValues, text: str) -> None:
     logging.info('Recipe of %s: %s.', values.model, text)
 

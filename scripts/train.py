@@ -13,7 +13,7 @@ _start.load_tensorflow(sys.argv)
 from absl import flags
 
 import towers
-from scripts import _flags, _main, _tensorboard, _zoo
+from scripts import _flags, _main, _recipe, _tensorboard, _zoo
 
 
 def main(values: flags.FlagValues) -> int:
@@ -21,7 +21,7 @@ def main(values: flags.FlagValues) -> int:
     work = _zoo.load(values)
     config = _flags.to_config(values, work.recipe)
     model_dir = str(config.model_dir)
-    record = _flags.Record(values, model_dir, work.record)
+    record = _flags.Record(values, model_dir, {**work.record, **_recipe.recorded(config, work.recipe)})
     with _tensorboard.beside(model_dir, wanted=config.tensorboard):
         result = towers.train(work.model, work.dataset, config, eval_dataset=work.evaluators or work.eval_dataset, hooks=(record,))
     found = [(name, *score) for name, scores in result.evaluations.items() for score in scores.items()]

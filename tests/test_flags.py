@@ -55,6 +55,15 @@ def test_a_models_recipe_fills_what_is_not_given_unless_it_is_for_something_else
     assert said is None or lines[0].startswith(f'Recipe of lenet: {said}')
 
 
+@pytest.mark.parametrize('arguments', [[], ['--optimizer=sgd'], ['--schedule=constant'], ['--model=resnet20', '--l2=0'], ['--model=mlp']])
+def test_the_recorded_flags_make_the_same_run_again(arguments, tmp_path):
+    values = parsed(f'--model_dir={tmp_path}', *arguments)
+    recipe = _zoo.load(values).recipe
+    made = _flags.to_config(values, recipe)
+    _flags.Record(values, str(tmp_path), _recipe.recorded(made, recipe)).after_create_session(None, None)
+    assert _flags.to_config(parsed(f'--flagfile={tmp_path / _flags.RECORD}'), recipe) == made
+
+
 @pytest.mark.parametrize('name', models.RECIPES)
 def test_recipes_are_configurations(name):
     assert name in models.MODELS
