@@ -179,6 +179,16 @@ def test_another_runs_values_start_a_new_one_but_not_its_step(six_steps, tmp_pat
     assert 'out: excluded' in caplog.text
 
 
+def test_rows_of_steps_that_are_made_again_stand_once(six_steps, tmp_path):
+    towers.train(model, dataset, config(tmp_path, train_steps=3, log_steps=1))
+    with open(tmp_path / 'metrics.jsonl', 'a') as file:  # what a process killed before its next save wrote
+        file.write('{"step": 4, "loss": 7.0}\n{"step": 5, "loss": 7.0}\n{"step": 6, "lo')
+    towers.train(model, dataset, config(tmp_path, train_steps=6, log_steps=1))
+    with open(tmp_path / 'metrics.jsonl') as file:
+        assert [json.loads(line)['step'] for line in file] == [1, 2, 3, 4, 5, 6]
+    assert losses(tmp_path) == pytest.approx(losses(six_steps[0]))
+
+
 def nothing(rate):
     return None
 
