@@ -6,7 +6,9 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-L0 = {'structs', 'options', 'config', 'device_config', 'cluster_config', 'eval_config', 'identity', 'metrics', 'randomness', 'errors'}
+L0 = {
+    'structs', 'options', 'config', 'device_config', 'cluster_config', 'eval_config', 'early_stop', 'identity', 'metrics', 'randomness', 'errors',
+}  # fmt: skip
 L2 = {'strategies'}
 L3 = {
     'program', 'run_directory', 'starting', 'training', 'replaying', 'evaluator', 'results', 'evaluation', 'companion', 'exporting',

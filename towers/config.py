@@ -9,7 +9,7 @@ import math
 import re
 from typing import Any, Literal
 
-from towers import cluster_config, device_config, eval_config, options
+from towers import cluster_config, device_config, early_stop, eval_config, options
 
 option = options.option
 require = options.require
@@ -164,6 +164,9 @@ class RunConfig(Section):
     model_dir: str | None = option(None, 'run directory; runs/<model>-<dataset> for scripts if not given')
     train_steps: int | None = option(None, 'global steps at which training ends; 400 if no limit is given')
     train_secs: float | None = option(None, 'seconds of this call after which training ends')
+    early_stop: str | None = option(
+        None, "end when an evaluator's metric got no better in so many evaluations, or reached a target: accuracy:5, loss<=0.1"
+    )
     seed: int = option(1, 'of initial weights, shuffling, dropout and augmentation')
     deterministic: bool = option(False, 'the same bits at every run of the same towers, at some cost')
     grace_secs: float = option(60.0, 'seconds after a first signal until the process ends unsaved, if a step then still blocks')
@@ -181,6 +184,8 @@ class RunConfig(Section):
     def __post_init__(self) -> None:
         _at_least(self, 0, 'grace_secs', 'step_timeout_secs')
         _at_least(self, 0, 'train_steps', 'train_secs', 'seed', 'nan_limit')
+        if self.early_stop is not None:
+            early_stop.parse(self.early_stop)
         require(
             self.nan_limit == RunConfig.nan_limit or self.nan_policy in ('skip', 'rollback'),
             f'--nan_limit={self.nan_limit} is for --nan_policy=skip|rollback, got {self.nan_policy}; leave it out, or choose one.',

@@ -17,6 +17,7 @@ from towers import config as config_lib
 from towers import connecting, joining, program, recovering, starting, structs
 from towers.checkpoint import manifest, retention, saver
 from towers.directory import record, run_directory
+from towers.evaluators import results as results_lib
 from towers.evaluators import supervisor
 from towers.graph import devices, marks, optimizers
 from towers.hooks import checkpointing, every, guard, nan, progress, scalars, start, stop, summary, watch, weightless
@@ -263,6 +264,8 @@ def _stopping(made: program.Program, config: config_lib.Config, stop_event: thre
         hooks.append(stop.StopAtStep(made.total_steps, step=step.step, global_step=step.global_step))
     if config.train_secs is not None:
         hooks.append(stop.StopAfterSecs(config.train_secs))
+    if config.early_stop is not None:
+        hooks.append(stop.StopEarly(functools.partial(results_lib.enough, config)))
     hooks.append(stop.StopWhen(stop_event))  # last: a signal in the run's last step finds it done
     return hooks
 

@@ -26,7 +26,7 @@ class TrainResult:
       examples_per_sec: mean rate of this call, 0.0 where no step was made.
       checkpoint: prefix of the newest checkpoint; None where nothing was saved.
       evaluation: name -> value on the evaluation dataset, empty where there is none; of several evaluators the first one's.
-      stopped_by: why it ended: 'steps', 'data', 'hook', 'time' or 'signal'.
+      stopped_by: why it ended: 'steps', 'data', 'hook', 'time', 'early_stop' or 'signal'.
       model_dir: the run directory, absolute.
       evaluations: the same of each evaluator, by its name.
     """

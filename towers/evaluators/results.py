@@ -10,6 +10,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from towers import config as config_lib
+from towers import early_stop, eval_config
 from towers.checkpoint import manifest
 from towers.evaluators import evaluator, picture
 from towers.run import writers
@@ -129,3 +131,11 @@ def _near(value: Any, other: Any) -> bool:
     if isinstance(value, str) or isinstance(other, str):
         return value == other
     return np.shape(value) == np.shape(other) and np.allclose(value, other, rtol=_SUMMED_OTHERWISE, atol=0, equal_nan=True)
+
+
+def enough(config: config_lib.Config) -> str:
+    """Why the run's first evaluator finds that `early_stop` holds, in words; empty where it doesn't."""
+    own = eval_config.specs(config.evaluator)
+    name = next(iter(own)) if own and not config.evaluate else config.eval_name
+    results = Results(str(config.model_dir), name)
+    return early_stop.parse(config.early_stop).holds(results._rows()) if config.early_stop else ''

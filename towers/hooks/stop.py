@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
+from absl import logging
 
 
 class StopAtStep(tf.train.SessionRunHook):
@@ -57,6 +58,42 @@ class StopAfterSecs(tf.train.SessionRunHook):
         """Stops where the time is over."""
         if self._clock() >= self._deadline:
             run_context.request_stop()
+
+
+class StopEarly(tf.train.SessionRunHook):
+    """Stops where there is a reason that training has done enough, which is asked for now and then."""
+
+    stopped_by = 'early_stop'
+
+    def __init__(self, reason: Callable[[], str], *, every_secs: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
+        """Stops when `reason` says something; where it does at the start, no step is made.
+
+        Args:
+          reason: why, in words; empty while there is none.
+          every_secs: seconds of `clock` between two questions.
+          clock: seconds that only grow.
+        """
+        self._reason = reason
+        self._every_secs = every_secs
+        self._clock = clock
+        self._asked = float('-inf')
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        """Stops where there was a reason before."""
+        if self._is_enough():
+            coord.request_stop()
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        """Stops where there is a reason."""
+        if self._clock() - self._asked >= self._every_secs and self._is_enough():
+            run_context.request_stop()
+
+    def _is_enough(self) -> bool:
+        self._asked = self._clock()
+        reason = self._reason()
+        if reason:
+            logging.info('Training ends early (--early_stop): %s.', reason)
+        return bool(reason)
 
 
 class StopWhen(tf.train.SessionRunHook):
