@@ -11,13 +11,36 @@ from typing import Literal
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-from scripts import _main
+from scripts import _environment, _main
 from towers import config as config_lib
 from towers import serving
 from towers.run import signals
 
 Job = Literal['worker', 'ps']
 _FAKES = 16  # CPU devices cost nothing, so a server without GPUs offers enough for any rehearsal
+
+
+def found(values: flags.FlagValues, config: config_lib.Config) -> tuple[config_lib.Config, _environment.Found | None]:
+    """The configuration with its cluster, from --hosts_file or else from the environment where no flag names one.
+
+    Returns:
+      (the configuration, which task this process is by the environment; None = it says nothing)
+
+    Raises:
+      ValueError: the file or the environment says what can't be right.
+    """
+    if values.hosts_file and config.worker_hosts:
+        raise ValueError(f'--hosts_file={values.hosts_file} and --worker_hosts are two ways to say one thing; give one.')
+    if values.hosts_file:
+        return dataclasses.replace(config, worker_hosts=tuple(_environment.hosts_file(values.hosts_file))), None
+    around = None if config.worker_hosts else _environment.read(os.environ)
+    if around is None:
+        return config, None
+    logging.getLogger('absl').info(
+        '%s names %d machines; this is %s %d.', around.source, len(around.flags['worker_hosts']), around.job, around.index
+    )
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in around.flags.items()}
+    return dataclasses.replace(config, **given), around
 
 
 def offering(values: flags.FlagValues, config: config_lib.Config) -> config_lib.Config:

@@ -78,6 +78,10 @@ def define() -> flags.FlagValues:
     )
     _add_repeated(values, section, 'code_dir', 'folder of your own modules, before the current one; may be given again')
     _add_repeated(values, section, 'data_args', "further arguments of the zoo's dataset: size=64; may be given again")
+    hosts = Option(
+        'hosts_file', None, 'file with the hosts of --worker_hosts, one a line; TF_CONFIG and Slurm are looked at without either'
+    )
+    add(values, 'Cluster file: another way to name the machines.', hosts)
     for part in config_lib.SECTIONS:
         hints = typing.get_type_hints(part)
         section = (part.__doc__ or part.__name__).splitlines()[0]

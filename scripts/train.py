@@ -13,13 +13,15 @@ _start.load_tensorflow(sys.argv)
 from absl import flags
 
 import towers
-from scripts import _flags, _main, _recipe, _tensorboard, _zoo
+from scripts import _cluster, _flags, _main, _recipe, _tensorboard, _zoo
 
 
 def main(values: flags.FlagValues) -> int:
     """Trains and says how it ended."""
     work = _zoo.load(values)
-    config = _flags.to_config(values, work.recipe)
+    config, task = _cluster.found(values, _flags.to_config(values, work.recipe))
+    if task is not None and task.job != 'master':
+        return _cluster.serve(_cluster.offering(values, config), task.job, task.index)
     model_dir = str(config.model_dir)
     record = _flags.Record(values, model_dir, {**work.record, **_recipe.recorded(config, work.recipe)})
     with _tensorboard.beside(model_dir, wanted=config.tensorboard):

@@ -26,9 +26,13 @@ def define() -> flags.FlagValues:
 
 def main(values: flags.FlagValues) -> int:
     """Serves until the run is over."""
-    if values.task_index is None:
+    config, task = _cluster.found(values, _flags.to_config(values))
+    job, index = (values.job_name, values.task_index) if task is None else (task.job, task.index)
+    if index is None:
         raise ValueError('--task_index is needed, got none; give the place of this machine in --worker_hosts, from 0 on.')
-    return _cluster.serve(_cluster.offering(values, _flags.to_config(values)), values.job_name, values.task_index)
+    if job == 'master':
+        raise ValueError(f'This is the master, as {task.source} says; start scripts/train.py here.')
+    return _cluster.serve(_cluster.offering(values, config), job, index)
 
 
 if __name__ == '__main__':

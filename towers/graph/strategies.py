@@ -80,19 +80,12 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
 
     bring = variables.relay()
 
-    def at(gradient: structs.Gradient, tower: structs.Tower) -> structs.Gradient:
-        if gradient is None or same_machine(tower.host, gradient.device):
-            return gradient
-        if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(bring(gradient.values, tower.host), bring(gradient.indices, tower.host), gradient.dense_shape)
-        return bring(gradient, tower.host)
-
     def spread(total: structs.Sum, outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
         return [
             structs.Update(
                 output.tower.devices[0],
                 variables.local if output.tower.index else variables.rooted,
-                tuple(at(gradient, output.tower) for gradient in total.gradients),
+                tuple(_brought(gradient, output.tower.host, bring) for gradient in total.gradients),
                 output.variables,
                 () if output.tower.index else total.state,
             )
@@ -103,6 +96,15 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
         return [central.total(outputs, device=outputs[0].tower.host, statistics=statistics)]  # beside the canonical copies
 
     return structs.Strategy('mirrored', scope, reduce, spread)
+
+
+def _brought(gradient: structs.Gradient, host: str, bring: Callable[..., tf.Tensor]) -> structs.Gradient:
+    """The gradient on a machine's CPU, where it is another machine's."""
+    if gradient is None or same_machine(host, gradient.device):
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(bring(gradient.values, host), bring(gradient.indices, host), gradient.dense_shape)
+    return bring(gradient, host)
 
 
 def same_machine(device: str, other: str) -> bool:

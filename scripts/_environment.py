@@ -1,0 +1,134 @@
+"""A cluster that the surroundings describe: TF_CONFIG, Slurm, or a file of hosts, as flags."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from towers.cluster import spec
+
+_JOBS = ('chief', 'master', 'worker', 'ps', 'evaluator')
+_PORT = 2222
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A cluster, and which task of it this process is.
+
+    Attributes:
+      source: where it was found, for messages.
+      flags: worker_hosts, ps_hosts and master_host.
+      job: 'master', 'worker' or 'ps'.
+      index: within `worker_hosts` or `ps_hosts`.
+    """
+
+    source: str
+    flags: Mapping[str, Any]
+    job: str
+    index: int
+
+
+def read(environ: Mapping[str, str]) -> Found | None:
+    """What the environment says of a cluster; None = nothing.
+
+    Raises:
+      ValueError: it says something that can't be right; the message names the key.
+    """
+    if environ.get('TF_CONFIG'):
+        return tf_config(environ['TF_CONFIG'])
+    if int(environ.get('SLURM_STEP_NUM_TASKS', '1')) > 1 and 'SLURM_PROCID' in environ:
+        return slurm(environ)
+    return None
+
+
+def tf_config(text: str) -> Found | None:
+    """The cluster of a TF_CONFIG; None where it describes one machine.
+
+    A `chief` or `master` is the first machine, and the process of the training; where there is none the first worker is.
+
+    Raises:
+      ValueError: a key is missing or wrong; the message names it.
+    """
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f'TF_CONFIG is no JSON ({error}); expected {{"cluster": {{"worker": [...]}}, "task": {{...}}}}.') from None
+    cluster, task = _entry(config, 'cluster', dict), _entry(config, 'task', dict)
+    for job, hosts in cluster.items():
+        if job not in _JOBS:
+            raise ValueError(f'TF_CONFIG: cluster.{job} is no job; expected some of {", ".join(_JOBS)}.')
+        if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
+            raise ValueError(f'TF_CONFIG: cluster.{job} wants a list of "host:port", got {json.dumps(hosts)}.')
+        for host in hosts:
+            _address(f'cluster.{job}', host)
+    first = [*cluster.get('chief', []), *cluster.get('master', [])]
+    if len(first) > 1:
+        raise ValueError(f'TF_CONFIG: cluster.chief and cluster.master hold {len(first)} tasks; expected one at most.')
+    machines = [*first, *cluster.get('worker', [])]
+    if not machines:
+        raise ValueError('TF_CONFIG: cluster.worker holds no task; expected one for each machine with towers.')
+    job, index = _entry(task, 'type', str, 'task.'), _entry(task, 'index', int, 'task.')
+    if job == 'evaluator':
+        raise ValueError('TF_CONFIG: task.type is evaluator; start scripts/evaluate.py --continuous there, which needs no cluster.')
+    if not 0 <= index < len(cluster.get(job, [])):
+        raise ValueError(f'TF_CONFIG: task is {job} {index}, which cluster.{job} does not hold; expected one of its tasks.')
+    if len(machines) == 1 and not cluster.get('ps'):
+        return None
+    flags = {'worker_hosts': machines, 'ps_hosts': cluster.get('ps', []), 'master_host': machines[0]}
+    place = index if job == 'ps' else index + (len(first) if job == 'worker' else 0)
+    return Found('TF_CONFIG', flags, 'ps' if job == 'ps' else 'worker' if place else 'master', place)
+
+
+def slurm(environ: Mapping[str, str]) -> Found:
+    """The cluster of a Slurm step with one task on each node; the first is the training.
+
+    Raises:
+      ValueError: a node has several tasks.
+    """
+    count, layout = int(environ['SLURM_STEP_NUM_TASKS']), environ.get('SLURM_STEP_TASKS_PER_NODE', '1')
+    if any(part.partition('(')[0] != '1' for part in layout.split(',')):
+        raise ValueError(
+            f'SLURM_STEP_TASKS_PER_NODE is {layout}; expected one task on each node, which has all its GPUs: --ntasks-per-node=1.'
+        )
+    resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
+        jobs={'worker': count}, port_base=_PORT, gpus_per_node=1, gpus_per_task=1, tasks_per_node=1, auto_set_gpu=False
+    )
+    hosts = resolver.cluster_spec().as_dict()['worker']
+    index = int(environ['SLURM_PROCID'])
+    node = environ.get('SLURMD_NODENAME', '')
+    if node and hosts[index].rpartition(':')[0] != node:  # the resolver sorts the names, and so does Slurm by default
+        raise ValueError(f'Task {index} of the Slurm step is on {node}, the list of nodes has {hosts[index]} there; give --worker_hosts.')
+    return Found('Slurm', {'worker_hosts': hosts, 'ps_hosts': [], 'master_host': hosts[0]}, 'worker' if index else 'master', index)
+
+
+def hosts_file(path: str) -> list[str]:
+    """The machines of a file: host or host:port, one a line; # begins a comment.
+
+    Raises:
+      ValueError: a line is neither, or there is none.
+    """
+    with open(path, encoding='utf-8') as file:
+        lines = [line.partition('#')[0].strip() for line in file]
+    hosts = [line if ':' in line else f'{line}:{_PORT}' for line in lines if line]
+    if not hosts:
+        raise ValueError(f'--hosts_file={path} names no host; expected host or host:port, one a line.')
+    return [spec.checked('hosts_file', host) for host in hosts]
+
+
+def _entry(holder: Any, key: str, kind: type, above: str = '') -> Any:
+    value = holder.get(key) if isinstance(holder, dict) else None
+    if kind is int and isinstance(value, str) and value.isdigit():
+        return int(value)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        names = {dict: 'an object', str: 'a string', int: 'a whole number'}
+        raise ValueError(f'TF_CONFIG: {above}{key} wants {names[kind]}, got {json.dumps(value)}.')
+    return value
+
+
+def _address(key: str, host: str) -> None:
+    try:
+        spec.checked('worker_hosts', host)
+    except ValueError:
+        raise ValueError(f'TF_CONFIG: {key} holds {host!r}; expected host:port with a port from 1 to 65535.') from None

@@ -1,0 +1,134 @@
+"""A cluster that TF_CONFIG, Slurm or a file describes: who is who, and what is wrong by its key."""
+
+import json
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[2])]
+
+from scripts import _environment, _flags  # noqa: E402
+from towers.cluster import spec  # noqa: E402
+
+WORKERS = ['a:2222', 'b:2222']
+
+
+def text(cluster, task=None):
+    return json.dumps({'cluster': cluster, 'task': task or {'type': 'worker', 'index': 0}})
+
+
+@pytest.mark.parametrize(
+    ('cluster', 'task', 'job', 'index', 'hosts', 'ps'),
+    [
+        ({'worker': WORKERS}, ('worker', 0), 'master', 0, WORKERS, []),
+        ({'worker': WORKERS}, ('worker', 1), 'worker', 1, WORKERS, []),
+        ({'worker': WORKERS}, ('worker', '1'), 'worker', 1, WORKERS, []),
+        ({'chief': ['c:1'], 'worker': WORKERS}, ('chief', 0), 'master', 0, ['c:1', *WORKERS], []),
+        ({'chief': ['c:1'], 'worker': WORKERS}, ('worker', 1), 'worker', 2, ['c:1', *WORKERS], []),
+        ({'master': ['c:1'], 'worker': WORKERS, 'ps': ['d:1', 'e:1']}, ('ps', 1), 'ps', 1, ['c:1', *WORKERS], ['d:1', 'e:1']),
+        ({'worker': WORKERS, 'evaluator': ['f:1']}, ('worker', 0), 'master', 0, WORKERS, []),
+    ],
+)
+def test_a_tf_config_says_who_is_who(cluster, task, job, index, hosts, ps):
+    found = _environment.tf_config(text(cluster, {'type': task[0], 'index': task[1]}))
+    assert (found.job, found.index) == (job, index)
+    assert found.flags == {'worker_hosts': hosts, 'ps_hosts': ps, 'master_host': hosts[0]}
+
+
+def test_a_tf_config_of_one_machine_is_no_cluster():
+    assert _environment.tf_config(text({'worker': ['a:1']})) is None
+
+
+@pytest.mark.parametrize(
+    ('config', 'said'),
+    [
+        ('{', 'TF_CONFIG is no JSON'),
+        ('[]', 'TF_CONFIG: cluster wants an object, got null'),
+        (text([]), r'TF_CONFIG: cluster wants an object, got \[\]'),
+        (json.dumps({'cluster': {'worker': WORKERS}}), 'TF_CONFIG: task wants an object, got null'),
+        (text({'wrker': WORKERS}), 'TF_CONFIG: cluster.wrker is no job; expected some of chief'),
+        (text({'worker': 'a:1'}), 'TF_CONFIG: cluster.worker wants a list of "host:port", got "a:1"'),
+        (text({'worker': ['a', 'b:1']}), "TF_CONFIG: cluster.worker holds 'a'; expected host:port"),
+        (text({'ps': ['a:1']}), 'TF_CONFIG: cluster.worker holds no task'),
+        (text({'chief': ['a:1'], 'master': ['b:1'], 'worker': WORKERS}), 'TF_CONFIG: cluster.chief and cluster.master hold 2 tasks'),
+        (text({'worker': WORKERS}, {'type': 'worker'}), 'TF_CONFIG: task.index wants a whole number, got null'),
+        (text({'worker': WORKERS}, {'index': 0}), 'TF_CONFIG: task.type wants a string, got null'),
+        (text({'worker': WORKERS}, {'type': 'worker', 'index': 2}), 'TF_CONFIG: task is worker 2, which cluster.worker does not hold'),
+        (text({'worker': WORKERS}, {'type': 'evaluator', 'index': 0}), 'TF_CONFIG: task.type is evaluator; start scripts/evaluate.py'),
+    ],
+    ids=range(13),
+)
+def test_a_tf_config_that_is_wrong_is_told_by_its_key(config, said):
+    with pytest.raises(ValueError, match=said):
+        _environment.tf_config(config)
+
+
+def slurm_step(monkeypatch, **changes):
+    values = {
+        'SLURM_STEP_NUM_TASKS': '3', 'SLURM_STEP_NODELIST': 'm7,n[1-2]', 'SLURM_STEP_TASKS_PER_NODE': '1(x3)', 'SLURM_PROCID': '1',
+        'SLURM_NTASKS': '3', 'SLURM_JOB_NODELIST': 'm7,n[1-2]', **changes,
+    }  # fmt: skip
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    return values
+
+
+def test_a_slurm_step_is_a_cluster(monkeypatch):
+    found = _environment.read(slurm_step(monkeypatch))
+    assert (found.job, found.index) == ('worker', 1)
+    assert found.flags == {'worker_hosts': ['m7:2222', 'n1:2222', 'n2:2222'], 'ps_hosts': [], 'master_host': 'm7:2222'}
+    assert _environment.read(slurm_step(monkeypatch, SLURM_PROCID='0')).job == 'master'
+    with pytest.raises(ValueError, match='Task 1 of the Slurm step is on n9, the list of nodes has n1:2222 there'):
+        _environment.read(slurm_step(monkeypatch, SLURMD_NODENAME='n9'))
+    monkeypatch.delenv('SLURMD_NODENAME')
+    assert _environment.read(slurm_step(monkeypatch, SLURM_STEP_NUM_TASKS='1')) is None
+
+
+def test_a_slurm_step_with_several_tasks_on_a_node_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match=r'SLURM_STEP_TASKS_PER_NODE is 2,1; .*--ntasks-per-node=1'):
+        _environment.read(slurm_step(monkeypatch, SLURM_STEP_TASKS_PER_NODE='2,1'))
+
+
+def test_an_environment_that_says_nothing():
+    assert _environment.read({'SLURM_NTASKS': '3', 'SLURM_PROCID': '0'}) is None  # a batch script, not a step of it
+
+
+def test_a_file_of_hosts(tmp_path):
+    path = tmp_path / 'hosts'
+    path.write_text('# the machines\na\n\nb:99  # the second\n')
+    assert _environment.hosts_file(str(path)) == ['a:2222', 'b:99']
+    path.write_text('# nobody\n')
+    with pytest.raises(ValueError, match='names no host; expected host or host:port'):
+        _environment.hosts_file(str(path))
+
+
+CLUSTERS = pathlib.Path(__file__).resolve().parents[2] / 'scripts' / 'clusters'
+
+
+def test_the_commands_of_the_kubernetes_manifest_make_one_cluster():
+    text = (CLUSTERS / 'kubernetes.yaml').read_text()
+    hosts = re.search(r'hosts=(\S+);', text)[1]
+    commands = [shlex.split(found) for found in re.findall(r'exec (python .*?);', text.replace('\n', ' '))]
+    assert [command[1] for command in commands] == ['scripts/train.py', 'scripts/worker.py']
+    pods = int(re.search(r'completions: (\d+)', text)[1])
+    assert len(hosts.split(',')) == pods
+    found = []
+    for command in commands:
+        values = _flags.define()
+        rest = [flag.replace('$hosts', hosts) for flag in command[2:] if not flag.startswith('--task_index')]
+        _flags.parse(values, [command[1], *rest])
+        found.append(spec.of(_flags.to_config(values)))
+    assert found[0] == found[1] and found[0].master == found[0].workers[0]  # pod 0 has towers and makes the steps
+
+
+def test_the_slurm_script_is_a_script_of_the_training():
+    path = CLUSTERS / 'slurm.sh'
+    assert subprocess.run(['bash', '-n', str(path)], check=False).returncode == 0
+    [command] = re.findall(r'^exec srun (.*)$', path.read_text(), re.MULTILINE)
+    values = _flags.define()
+    _flags.parse(values, shlex.split(command)[1:-1])
+    assert values.num_gpus == 4 and '--ntasks-per-node=1' in path.read_text()
