@@ -128,6 +128,16 @@ def test_a_crashed_one_is_started_again_and_a_hopeless_or_late_one_is_a_warning(
     assert multiprocessing.active_children() == []
 
 
+def test_a_machine_without_processes_left_is_a_warning(tmp_path, warnings, monkeypatch):
+    def refuse(process, nice):
+        raise BlockingIOError(11, 'Resource temporarily unavailable')
+
+    monkeypatch.setattr(companion, '_launch', refuse)
+    with supervised((numbers, runs.config(tmp_path))) as beside:
+        assert beside.wait(LIMIT_SECS) == {'test': {}}
+    assert len(warnings) == 1 and 'The evaluator test could not be started' in warnings[0]
+
+
 def test_one_that_waits_for_the_first_checkpoint_takes_next_to_no_processor(tmp_path):
     def used(pid):
         with open(f'/proc/{pid}/stat') as file:

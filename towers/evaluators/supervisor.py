@@ -105,13 +105,13 @@ class Supervisor(contextlib.AbstractContextManager):
         self._beside = [companion.Companion(model, each.dataset, each.config) for each in evaluators]
         self._stopping = threading.Event()
         self._good: set[str] = set()
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[companion.Companion, threading.Thread] = {}
 
     def __enter__(self) -> 'Supervisor':
         for each in self._beside:
-            each.start()
-            self._threads.append(threading.Thread(target=self._watch, args=(each,), name='towers-supervisor', daemon=True))
-            self._threads[-1].start()
+            if _started(each):
+                self._threads[each] = threading.Thread(target=self._watch, args=(each,), name='towers-supervisor', daemon=True)
+                self._threads[each].start()
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -130,9 +130,9 @@ class Supervisor(contextlib.AbstractContextManager):
         for each in self._beside:
             each.say_over()
         end = time.monotonic() + timeout
-        while any(thread.is_alive() for thread in self._threads) and time.monotonic() < end and not (stop and stop.is_set()):
+        while any(thread.is_alive() for thread in self._threads.values()) and time.monotonic() < end and not (stop and stop.is_set()):
             self._stopping.wait(_SLICE_SECS)
-        late = [each.config.eval_name for each, thread in zip(self._beside, self._threads, strict=True) if thread.is_alive()]
+        late = [each.config.eval_name for each, thread in self._threads.items() if thread.is_alive()]
         if late:
             text = 'The evaluator %s was stopped before the last checkpoint was evaluated; scripts/evaluate.py does it.'
             logging.warning(text, ', '.join(late))
@@ -143,7 +143,7 @@ class Supervisor(contextlib.AbstractContextManager):
     def stop(self) -> None:
         """Ends the processes within some seconds; what they have written stays."""
         self._stopping.set()
-        for thread in self._threads:
+        for thread in self._threads.values():
             thread.join()
         for each in self._beside:
             each.stop()
@@ -165,9 +165,8 @@ class Supervisor(contextlib.AbstractContextManager):
             delay = min(_LONGEST_DELAY_SECS, _FIRST_DELAY_SECS * 2 ** (crashes - 1))
             logging.warning('The evaluator %s ended with %d; again in %g s (%d of at most %d).', name, code, delay, crashes, limit)
             each.stop()
-            if self._stopping.wait(delay):
+            if self._stopping.wait(delay) or not _started(each):
                 return
-            each.start()
 
     def _end_of(self, each: companion.Companion) -> int | None:
         """The exit code of an evaluator, once it has ended; None where it is not wanted any more."""
@@ -175,6 +174,16 @@ class Supervisor(contextlib.AbstractContextManager):
             if each.join(_SLICE_SECS):
                 return each.exitcode
         return None
+
+
+def _started(each: companion.Companion) -> bool:
+    """Starts the process, unless the machine has none left."""
+    try:
+        each.start()
+    except OSError as error:
+        logging.warning('The evaluator %s could not be started (%s); scripts/evaluate.py does its work.', each.config.eval_name, error)
+        return False
+    return True
 
 
 def _results(each: companion.Companion) -> results_lib.Results:
