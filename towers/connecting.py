@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,8 +12,10 @@ from absl import logging
 
 from towers import config as config_lib
 from towers import structs
+from towers.checkpoint import manifest
 from towers.cluster import pulse, readiness, server, spec
 from towers.graph import devices, machines
+from towers.hooks import rejoin
 from towers.run import process, remote
 
 _STEP_SECS = 600.0  # where no limit is given
@@ -20,6 +23,8 @@ _ANY_SECS = 24 * 3600.0  # where none is wanted
 _FIRST_STEPS = 10  # so many of them for what TensorFlow does before the first step
 _PATIENCE, _RECOVERY_SECS = 1.5, 30.0
 _SESSION_SECS = 10.0  # one attempt to make a session
+_CONNECT_SECS = 120.0  # all of them
+_ANSWER_SECS = 3.0
 _CHANNELS = 4  # connections to each machine: one alone does not fill a fast network
 
 
@@ -32,12 +37,14 @@ class Site:
       proto: the session's options.
       target: of the server that the session is made on; empty = this process alone.
       step_secs: limit of a step in the runtime's own count, ten times as much for the first; only with a target.
+      hooks: what a training here calls at its steps.
     """
 
     placement: structs.Placement
     proto: tf.ConfigProto
     target: str = ''
     step_secs: float = 0.0
+    hooks: tuple[tf.train.SessionRunHook, ...] = ()
 
     def watched(self, config: config_lib.Config) -> config_lib.Config:
         """The configuration of a watch over the run, which leaves the runtime time to end a step by itself."""
@@ -62,6 +69,14 @@ def local(config: config_lib.DeviceConfig) -> Site:
     return Site(placement, process.claim(config, placement))
 
 
+def fixed(config: config_lib.Config) -> config_lib.Config:
+    """The configuration with a global batch that stays when machines are lost; as it is where there is one machine."""
+    if not config.worker_hosts:
+        return config
+    size = config.examples_per_step(len(config.worker_hosts) * config.num_gpus)
+    return dataclasses.replace(config, batch_size=None, global_batch_size=size)
+
+
 class Link:
     """The master's hold on the other tasks of its cluster.
 
@@ -76,6 +91,7 @@ class Link:
         self._config, self._cluster, self._pulse, self._stop = config, cluster, beating, stop
         self._server, self._card = started(config, cluster, cluster.master)
         self._cards: dict[spec.Task, readiness.Card] = {}
+        self._dropped: set[spec.Task] = set()
 
     def ready(self) -> None:
         """Waits for all tasks, and takes note of which processes they are.
@@ -87,7 +103,7 @@ class Link:
         self._cards = readiness.wait(self._cluster.others, self._card, self._config.connect_timeout_secs, self._stop)
 
     def site(self, config: config_lib.Config) -> Site:
-        """The towers on all machines.
+        """The towers on all machines that are there.
 
         Args:
           config: how many towers on each, and on what; how long a step may take.
@@ -95,42 +111,81 @@ class Link:
         Raises:
           ValueError: a machine has fewer devices than are asked for.
         """
-        found = [self._machine(task) for task in self._cluster.workers]
-        placement = machines.place(config, found, master=self._cluster.master.device, ps=[task.device for task in self._cluster.ps if config.ps_hosts])
+        found = [self._machine(task) for task in self._cluster.workers if task not in self._dropped]
+        ps = [task.device for task in self._cluster.ps if config.ps_hosts]
+        placement = machines.place(config, found, master=self._cluster.master.device, ps=ps)
         given = config.step_timeout_secs
         step_secs = _STEP_SECS if given is None else given or _ANY_SECS
-        return Site(placement, _options(placement, _FIRST_STEPS * step_secs), self._server.target, step_secs)
+        proto = self._options(tf.ConfigProto(allow_soft_placement=not placement.fake), _FIRST_STEPS * step_secs)
+        back = [rejoin.RejoinHook(self._returned, functools.partial(_saved, str(config.model_dir)))] if self._dropped else []
+        return Site(placement, proto, self._server.target, step_secs, tuple(back))
 
     def lost(self) -> dict[spec.Task, str]:
         """The tasks that don't answer, or are another process than when they were `ready`, and why; empty = none."""
-        found, silent = readiness.answers(self._cluster.others, pulse.BEAT_SECS * 3, self._stop)
+        found, silent = readiness.answers(self._there(), _ANSWER_SECS, self._stop)
         restarted = {task: 'it was started again' for task, card in found.items() if card['life'] != self._cards[task]['life']}
         return {**silent, **restarted}
 
     def back(self) -> None:
         """Waits until all tasks answer, and a session with all of them can be made.
 
+        Workers that do not come back within `worker_grace_secs` are left out where `min_workers` others are there.
+
         Raises:
-          ClusterError: one does not within `worker_grace_secs`.
+          ClusterError: a task that is needed does not come back.
           ValueError: one is of another run, or has other versions.
         """
-        found, silent = readiness.answers(self._cluster.others, self._config.worker_grace_secs, self._stop)
+        found, silent = readiness.answers(self._there(), self._config.worker_grace_secs, self._stop)
         if silent and not self._stop.is_set():
-            lines = '; '.join(f'{task} ({why})' for task, why in silent.items())
-            raise spec.ClusterError(f'Not back within {self._config.worker_grace_secs:g} s (--worker_grace_secs): {lines}.')
+            self._drop(silent)
         readiness.require(found, self._card)
         self._cards.update(found)
-        if not readiness.retried(self._list, self._config.worker_grace_secs, self._stop) and not self._stop.is_set():
+        if not readiness.retried(self._list, _CONNECT_SECS, self._stop) and not self._stop.is_set():
             raise spec.ClusterError('All tasks answer, but no session over all of them could be made.')
+
+    def rejoin(self) -> None:
+        """Takes the workers in again that were left out and answer now.
+
+        Raises:
+          ValueError: one is of another run, or has other versions.
+        """
+        found, _ = readiness.answers(tuple(self._dropped), _ANSWER_SECS, self._stop)
+        readiness.require(found, self._card)
+        self._cards.update(found)
+        self._dropped -= found.keys()
+        logging.warning('Back in the run: %s.', ', '.join(map(str, found)) or 'nobody')
+
+    def _there(self) -> tuple[spec.Task, ...]:
+        """The other tasks that take part."""
+        return tuple(task for task in self._cluster.others if task not in self._dropped)
+
+    def _returned(self) -> bool:
+        return any(self._pulse.answers(task) for task in self._dropped)
+
+    def _drop(self, silent: Mapping[spec.Task, str]) -> None:
+        """Leaves tasks out that did not come back, where that is allowed."""
+        names = '; '.join(f'{task} ({why})' for task, why in silent.items())
+        left = [task for task in self._cluster.workers if task not in silent and task not in self._dropped]
+        least = self._config.min_workers
+        if least is None or len(left) < least or any(task.job != 'worker' for task in silent):
+            raise spec.ClusterError(f'Not back within {self._config.worker_grace_secs:g} s (--worker_grace_secs): {names}.')
+        logging.warning('Going on with %d machines, until the others are back: without %s.', len(left), names)
+        self._dropped |= silent.keys()
 
     def finish(self) -> None:
         """Says that the run is over, so that every server ends."""
         self._pulse.finish()
 
     def _list(self) -> None:
-        options = _remote(tf.ConfigProto(), _SESSION_SECS)
+        options = self._options(tf.ConfigProto(), _SESSION_SECS)
         with tf.Graph().as_default() as graph, tf.Session(self._server.target, graph=graph, config=options) as session:
             session.list_devices()
+
+    def _options(self, proto: tf.ConfigProto, secs: float) -> tf.ConfigProto:
+        """A session's options; devices, memory and threads are those of the servers."""
+        if self._dropped:  # a session is made with all tasks that it may see
+            proto.device_filters.extend(task.device for task in (self._cluster.master, *self._there()))
+        return _remote(proto, secs)
 
     def _machine(self, task: spec.Task) -> machines.Machine:
         card = self._card if task == self._cluster.master else self._cards[task]
@@ -170,9 +225,9 @@ def connected(config: config_lib.Config, stop: threading.Event) -> Iterator[Link
         yield link
 
 
-def _options(placement: structs.Placement, secs: float) -> tf.ConfigProto:
-    """A session's options; devices, memory and threads are those of the servers."""
-    return _remote(tf.ConfigProto(allow_soft_placement=not placement.fake), secs)
+def _saved(model_dir: str) -> int:
+    """Step of the newest checkpoint, 0 without any."""
+    return max((found.step for found in manifest.all(model_dir)), default=0)
 
 
 def _remote(proto: tf.ConfigProto, secs: float) -> tf.ConfigProto:

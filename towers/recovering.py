@@ -13,6 +13,7 @@ from towers import config as config_lib
 from towers import connecting, errors
 from towers.checkpoint import manifest
 from towers.cluster import spec
+from towers.hooks import rejoin
 from towers.run import writers
 
 T = TypeVar('T')
@@ -75,6 +76,9 @@ def lasting(
     while True:
         try:
             return attempt(link.site(config))
+        except rejoin.Rejoin:
+            link.rejoin()
+            continue
         except _ANY as error:
             lost = link.lost()
             if stop.is_set() or not (lost or isinstance(error, _OF_TASKS)):

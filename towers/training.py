@@ -67,7 +67,7 @@ def train(
     if model_dir is None:
         model_dir = tempfile.mkdtemp(prefix='towers-')
         logging.info('No model_dir was given; this run is in %s.', model_dir)
-    config = dataclasses.replace(config, model_dir=os.path.abspath(model_dir))
+    config = connecting.fixed(dataclasses.replace(config, model_dir=os.path.abspath(model_dir)))
     supervisor.of(config, eval_dataset)  # what is wrong with them is told before anything begins
     if optimizer is not None:
         optimizers.require_factory(optimizer)
@@ -151,7 +151,7 @@ def _train(job: _Job, made: program.Program, claim: run_directory.Claim, stop_ev
         return dataclasses.replace(reached, stopped_by='signal')
     job.progress.step = lambda: reached.step
     job.member.follow(job.progress.step)
-    with opened(made, config, claim=claim, hooks=job.hooks, stop_event=stop_event) as master:
+    with opened(made, config, claim=claim, hooks=(*job.hooks, *made.site.hooks), stop_event=stop_event) as master:
         _loop(master, step, reached, stop_event)
     reached.stopped_by = master.stopped_by or 'hook'
     return reached

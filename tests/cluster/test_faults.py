@@ -3,6 +3,7 @@
 import json
 import pathlib
 import random
+import re
 import signal
 import time
 
@@ -25,11 +26,11 @@ class Training:
         self._machines, self._folder = machines, folder
         self.command = None
 
-    def start(self, **settings):
+    def start(self, *, steps=STEPS, **settings):
         limits = {'step_timeout_secs': STEP_TIMEOUT_SECS, 'connect_timeout_secs': 60, 'worker_grace_secs': 60, 'save_steps': 10}
         self._machines.all()
         given = json.dumps({**self._machines.flags, **limits, **settings})
-        self.command = self._machines.run(self._folder, PROGRAM, 2, STEPS, given)
+        self.command = self._machines.run(self._folder, PROGRAM, 2, steps, given)
         return self.command
 
     def rows(self, name='ids.jsonl', value='ids'):
@@ -152,3 +153,20 @@ def test_a_worker_that_does_not_come_back_ends_the_run(machines, training):
         assert 'Not back within 1 s (--worker_grace_secs): worker 1 at' in training.command.text()
     finally:
         machines.commands[1] = machines.start(1)
+
+
+@pytest.mark.soak
+def test_a_run_goes_on_without_a_worker_and_takes_it_in_again(machines, training, tmp_path):
+    steps = 2000  # time for a worker to start
+    alone = Training(machines, tmp_path / 'alone')
+    assert alone.start(steps=steps, worker_hosts=[], master_host=None).wait() == 0
+    training.start(steps=steps, worker_grace_secs=1, min_workers=2, step_timeout_secs=30)
+    training.wait_for_step(14)
+    machines.commands[1].send(signal.SIGKILL)
+    training.command.wait_for('Going on with 2 machines')
+    machines.commands[1] = machines.start(1)
+    training.command.wait_for('Back in the run: worker 1 at')
+    assert training.command.wait() == 0, training.command.text()
+    assert training.rows() == alone.rows()  # rounding aside the losses are the same too, but it grows in so many steps
+    text = training.command.text()
+    assert ['6 towers on 3 machines', '4 towers on 2 machines', '6 towers on 3 machines'] == re.findall(r'\d towers on \d machines', text)

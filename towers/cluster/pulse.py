@@ -14,7 +14,8 @@ from towers.cluster import board, spec
 BEAT_SECS = 1.0
 SILENT_SECS = 7.0  # without a beat a worker takes the master for gone
 _TRY_SECS = 3.0
-_LAST_SECS = 3.0
+_LAST_SECS = 10.0
+_LAST_TRIES = 3
 MASTER, BEAT, OVER = 'master', 'beat', 'over'
 
 
@@ -30,6 +31,7 @@ class Pulse(contextlib.AbstractContextManager):
         self._life = uuid.uuid4().hex
         self._ends = threading.Event()
         self._over = False
+        self._answers: dict[spec.Task, bool] = {}
         self._threads = [threading.Thread(target=self._beat, args=(task,), name=f'towers-pulse-{task}', daemon=True) for task in tasks]
 
     def __exit__(self, *error: Any) -> None:
@@ -42,6 +44,10 @@ class Pulse(contextlib.AbstractContextManager):
         """Begins to beat."""
         for thread in self._threads:
             thread.start()
+
+    def answers(self, task: spec.Task) -> bool:
+        """Whether a task took the last beat."""
+        return self._answers.get(task, False)
 
     def finish(self) -> None:
         """Says that the run is over, so that the servers shall end with the block."""
@@ -56,13 +62,16 @@ class Pulse(contextlib.AbstractContextManager):
                 started = time.monotonic()
                 try:
                     writer.write(board.ORDERS, self._orders(number))
+                    self._answers[task] = True
                 except tf.errors.OpError:  # gone, frozen, or another one by now: a connection outlives no server
+                    self._answers[task] = False
                     kept.close()
                     writer = kept.enter_context(board.Board(task, timeout_secs=_TRY_SECS))
                 self._ends.wait(max(0.05, BEAT_SECS - (time.monotonic() - started)))
-            if self._over:
+            for _ in range(_LAST_TRIES if self._over and self._answers.get(task) else 0):
                 with contextlib.suppress(tf.errors.OpError):
                     writer.write(board.ORDERS, {**self._orders(number + 1), OVER: True})
+                    break
 
     def _orders(self, number: int) -> Mapping[str, Any]:
         return {MASTER: self._life, BEAT: number}
