@@ -53,7 +53,8 @@ def test_main_memory_is_refused_beyond_the_limit():
         joined(host_memory_mb=1001)
 
 
-def test_towers_elsewhere_hold_nothing_here():
-    config = towers.Config(worker_hosts=('far:1', 'away:1'), num_gpus=8, device='gpu')
+@pytest.mark.parametrize(('master', 'gpus'), [(None, ()), ('far:2222', (0, 1))])
+def test_towers_elsewhere_hold_nothing_here(master, gpus):
+    config = towers.Config(worker_hosts=('far:2222', 'away:2222'), master_host=master, num_gpus=2, device='cpu')
     with joining.joined(config, joining.master(config)) as (_, member):
-        assert (member.entry.gpus, member.entry.share) == ((), None)
+        assert member.entry.gpus == gpus

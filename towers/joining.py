@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import config as config_lib
 from towers import eval_config, structs
+from towers.cluster import spec
 from towers.graph import devices, physical
 from towers.run import session_config
 from towers.sessions import admission, ledger, membership, memory
@@ -64,7 +65,9 @@ def master(config: config_lib.Config) -> Role:
     """The session of a training."""
     own = [fields.get('eval_device', config.eval_device) for fields in eval_config.specs(config.evaluator).values()]
     beside = [config.eval_device] * config.evaluate + own
-    return Role('master', model_dir=config.model_dir, coming=sum(device != 'cpu' for device in beside), remote=bool(config.worker_hosts))
+    cluster = spec.of(config)
+    remote = cluster is not None and cluster.master not in cluster.workers
+    return Role('master', model_dir=config.model_dir, coming=sum(device != 'cpu' for device in beside), remote=remote)
 
 
 def _machine(placement: structs.Placement) -> admission.Machine:

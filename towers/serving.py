@@ -5,7 +5,7 @@ import threading
 from absl import logging
 
 from towers import config as config_lib
-from towers import connecting
+from towers import connecting, joining
 from towers.cluster import spec, worker
 
 Ended = worker.Ended
@@ -24,7 +24,7 @@ def serve(config: config_lib.Config, job: str, index: int, stop: threading.Event
       Why it ended. Its server can't be stopped: the process has to end, or to begin anew where the master was lost.
 
     Raises:
-      ValueError: there is no such task, or its port is taken.
+      ValueError: there is no such task, its port is taken, or it does not fit beside other sessions of this machine (Refused).
     """
     cluster = spec.of(config)
     if cluster is None:
@@ -32,8 +32,10 @@ def serve(config: config_lib.Config, job: str, index: int, stop: threading.Event
     task = cluster.task(job, index)
     if task == cluster.master:
         raise ValueError(f'{task} is the master itself (--master_host={task.address}); start the training there, and no worker.')
-    server, card = connecting.started(config, cluster, task)
-    logging.info('%s: ready, with %d GPUs and %d CPU devices.', task, card['gpus'], card['cpus'])
-    ended = worker.watch(task, server.target, stop, keeps=job == 'ps')
+    role = joining.Role('worker', which=f'{job}:{index}', model_dir=config.model_dir, remote=task not in cluster.workers)
+    with joining.joined(config, role) as (config, _):
+        server, card = connecting.started(config, cluster, task)
+        logging.info('%s: ready, with %d GPUs and %d CPU devices.', task, card['gpus'], card['cpus'])
+        ended = worker.watch(task, server.target, stop, keeps=job == 'ps')
     logging.info('%s: %s.', task, ended.value)
     return ended
