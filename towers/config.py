@@ -115,6 +115,7 @@ class OptimizerConfig(Section):
         0.0, 'decoupled weight decay (AdamW): every trainable variable loses learning_rate * weight_decay of itself; slim means --l2'
     )
     l2: float = option(0.0, 'penalty l2 * sum(w^2) / 2 in the loss, which the optimizer sees as gradient; AdamW means --weight_decay')
+    ema_decay: float | None = option(None, 'moving averages of the trained variables with this decay, for --use_ema; none if not given')
     clip_norm: float | None = option(None, 'global norm to which the mean gradient is clipped')
     schedule: Literal['constant', 'piecewise', 'exponential', 'polynomial', 'cosine'] = option('constant', 'how the learning rate changes')
     schedule_unit: Literal['steps', 'examples', 'epochs'] = option('steps', 'what boundaries, decay_every, decay_over and warmup count')
@@ -132,6 +133,7 @@ class OptimizerConfig(Section):
         for name in ('clip_norm', 'decay_every', 'decay_over', 'epsilon', 'decay_rate', 'power'):
             value = getattr(self, name)
             require(value is None or value > 0, f'--{name} must be above 0, got {value!r}; give a positive value.')
+        require(self.ema_decay is None or 0 <= self.ema_decay < 1, f'--ema_decay must be in [0, 1), got {self.ema_decay!r}.')
         for name in ('beta1', 'beta2', 'rho'):
             require(0 <= getattr(self, name) < 1, f'--{name} must be in [0, 1), got {getattr(self, name)!r}.')
         require(

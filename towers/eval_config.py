@@ -23,6 +23,7 @@ class EvalConfig(options.Section):
     eval_num_gpus: int = options.option(1, 'towers of the evaluator')
     eval_device: Literal['auto', 'gpu', 'cpu'] = options.option('cpu', "where the evaluator's towers run")
     eval_gpu_memory_fraction: float | None = options.option(None, "the evaluator's share of each of its GPUs, as --gpu_memory_fraction")
+    use_ema: bool = options.option(False, 'evaluate, export and predict with the moving averages that --ema_decay made')
     eval_idle_secs: float = options.option(
         600.0, 'seconds without a new checkpoint, and without a trainer at work, after which a continuous evaluator ends'
     )

@@ -50,7 +50,7 @@ def export(
     found = inference.checkpoint(config, checkpoint)
     section = config_lib.evaluation_devices(dataclasses.replace(config, eval_num_gpus=1))
     with joining.joined(section, joining.Role('exporter', model_dir=model_dir)) as (section, member):
-        made = inference.Inference(model, dataset, section, seed=config.seed)
+        made = inference.Inference(model, dataset, config, section)
         member.follow(lambda: found.step)
         folder = os.path.join(model_dir, _FOLDER, str(found.step))
         draft = f'{folder}.tmp'

@@ -11,7 +11,7 @@ from towers import config as config_lib
 from towers import structs
 from towers.checkpoint import leases, manifest, restore, retention
 from towers.evaluators import evaluation
-from towers.graph import build, devices, strategies
+from towers.graph import averages, build, devices, strategies
 from towers.run import process
 
 
@@ -34,14 +34,14 @@ class Inference:
     Args:
       model: `model(batch, *, training) -> ModelOutput` with predictions.
       dataset: whose single examples have the features that the model takes.
+      config: `seed` and `use_ema` are used.
       section: devices and threads.
-      seed: of the variables' initial values, which a checkpoint replaces.
 
     Raises:
       ValueError: the model returns no predictions, or takes what can't be given from outside.
     """
 
-    def __init__(self, model: structs.Model, dataset: structs.Dataset, section: config_lib.DeviceConfig, *, seed: int = 1) -> None:
+    def __init__(self, model: structs.Model, dataset: structs.Dataset, config: config_lib.Config, section: config_lib.DeviceConfig) -> None:
         self.placement = devices.place(section)
         self.proto = process.claim(section, self.placement)
         self.graph = tf.Graph()
@@ -51,10 +51,10 @@ class Inference:
             spec = _spec(dataset)
             source = _source(spec, self.placement.towers)
             outputs = build.inference(
-                model, source, self.placement.towers, scope=strategies.parameter_server(parameter_device=device, seed=seed).scope
+                model, source, self.placement.towers, scope=strategies.parameter_server(parameter_device=device, seed=config.seed).scope
             )
             self.parts = [_part(output, batch) for output, batch in zip(outputs, source.batches, strict=True)]
-            self._restorer = restore.Restorer({variable.op.name: variable for variable in tf.global_variables()})
+            self._restorer = restore.Restorer(averages.restored(tf.global_variables(), averaged=config.use_ema))
             self._init = tf.group(tf.tables_initializer(), tf.local_variables_initializer())
 
     def load(self, session: tf.Session, model_dir: str, found: manifest.Checkpoint) -> None:

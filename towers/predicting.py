@@ -41,7 +41,7 @@ def predict(
         role = joining.Role('predictor', model_dir=model_dir)
         section, member = closing.enter_context(joining.joined(config_lib.evaluation_devices(config), role))
         member.follow(lambda: found.step)
-        made = inference.Inference(model, dataset, section, seed=config.seed)
+        made = inference.Inference(model, dataset, config, section)
         session = closing.enter_context(tf.Session(graph=made.graph, config=made.proto))
         made.load(session, model_dir, found)
         for batch in _batches(made.parts[0], examples, config.eval_batch_size * len(made.parts)):

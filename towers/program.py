@@ -10,7 +10,7 @@ from absl import logging
 
 from towers import config as config_lib
 from towers import connecting, randomness, structs
-from towers.graph import build, chain, marks, moved, optimizers, schedules, strategies, train_step
+from towers.graph import averages, build, chain, marks, moved, optimizers, schedules, strategies, train_step
 from towers.graph.reduce import central
 from towers.input import inputs
 from towers.run import flight
@@ -216,7 +216,8 @@ def _step(
         optimizer = given.optimizer(given.rate)
         return optimizers.apply(optimizer, update, learning_rate=given.rate, weight_decay=config.weight_decay, after=after)
 
-    operation, report, sync = train_step.make(gate, strategy.spread(total, outputs), given.count, apply=apply, report=report)
+    averaged = averages.followed(apply, total.variables, config.ema_decay, given.count.step)
+    operation, report, sync = train_step.make(gate, strategy.spread(total, outputs), given.count, apply=averaged, report=report)
     step = structs.TrainStep(
         ops=(operation,),
         step=report['step'],

@@ -15,7 +15,7 @@ from absl import logging
 from towers import config as config_lib
 from towers import errors, joining, metrics, structs
 from towers.checkpoint import manifest, restore
-from towers.graph import build, devices, marks, moved, strategies
+from towers.graph import averages, build, devices, marks, moved, strategies
 from towers.graph.reduce import central
 from towers.input import inputs
 from towers.run import exhausted, process, session, watchdog
@@ -94,7 +94,7 @@ class Evaluator(contextlib.AbstractContextManager):
             outputs = build.inference(model, self._input, towers, scope=scope)
             self._metrics = _totals(outputs, device)
             self._marks = marks.make(self._input, [(output.tower, _made(output)) for output in outputs])
-            self._restorer = restore.Restorer({variable.op.name: variable for variable in tf.global_variables()})
+            self._restorer = restore.Restorer(averages.restored(tf.global_variables(), averaged=config.use_ema))
             self._tables = tf.tables_initializer()
             self._locals = tf.local_variables_initializer()
         self._graph.finalize()
