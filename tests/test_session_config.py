@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import config
+from towers import config, structs
 from towers.graph import devices
 from towers.run import session_config
 
@@ -118,3 +118,22 @@ def test_nothing_moves_silently_on_the_cpu(device, there):
         else:
             with pytest.raises(tf.errors.InvalidArgumentError, match=device[1:].upper()):
                 session.run(result)
+
+
+@pytest.mark.parametrize(
+    ('mode', 'fake', 'by_rows', 'off'),
+    [
+        ('auto', True, False, True), ('auto', True, True, False), ('auto', False, False, False),
+        ('on', True, False, False), ('off', True, True, True), ('off', False, False, True),
+    ],
+)  # fmt: skip
+def test_the_graph_is_rewritten_where_that_pays(mode, fake, by_rows, off):
+    with tf.Graph().as_default() as graph:
+        table = tf.get_variable('table', [4, 2], use_resource=True)
+        if by_rows:
+            tf.raw_ops.ResourceScatterSub(resource=table.handle, indices=[1], updates=tf.ones([1, 2]))
+    place = structs.Placement((), '/cpu:0', fake, '')
+    given = tf.ConfigProto(intra_op_parallelism_threads=3)
+    made = session_config.for_graph(given, config.DeviceConfig(graph_optimizer=mode), place, graph)
+    assert made.graph_options.rewrite_options.disable_meta_optimizer == off and made.intra_op_parallelism_threads == 3
+    assert given == tf.ConfigProto(intra_op_parallelism_threads=3)

@@ -37,6 +37,9 @@ class DeviceConfig(options.Section):
         'auto', 'what a device can not run: soft: moves to the CPU and is listed; strict: is an error; auto: soft on GPUs'
     )
     log_placement: bool = options.option(False, "log each operation's device")
+    graph_optimizer: Literal['auto', 'on', 'off'] = options.option(
+        'auto', "TensorFlow's rewriting of the training graph (Grappler); auto: off on the CPU, but for updates of single rows"
+    )
     xla: bool = options.option(False, 'compile what runs on GPUs with XLA')
     intra_op_threads: int | None = options.option(None, 'threads inside one operation; chosen from devices and towers if not given')
     inter_op_threads: int | None = options.option(None, 'operations that run at once; chosen from devices and towers if not given')

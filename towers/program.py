@@ -13,7 +13,7 @@ from towers import connecting, randomness, structs
 from towers.graph import averages, build, chain, marks, moved, optimizers, schedules, strategies, train_step
 from towers.graph.reduce import central
 from towers.input import inputs
-from towers.run import flight
+from towers.run import flight, session_config
 
 DEFAULT_STEPS = 400
 _IMAGES = 3
@@ -109,6 +109,7 @@ def at(
             init = tf.group(tf.global_variables_initializer(), tf.local_variables_initializer(), tf.tables_initializer())
     if not site.target:  # other machines place their part themselves
         moved.check(graph, site.proto, config)
+    site = dataclasses.replace(site, proto=session_config.for_graph(site.proto, config, placement, graph))
     counts = {'bad_records': dataset.bad_records} if hasattr(dataset, 'bad_records') else {}
     return Program(graph, step, site, steps, init, recorder, counts)
 

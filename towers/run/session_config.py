@@ -7,6 +7,8 @@ import tensorflow.compat.v1 as tf
 from towers import config as config_lib
 from towers import structs
 
+_ROW_UPDATES = 'ResourceScatter', 'ResourceSparseApply'
+
 
 def make(config: config_lib.DeviceConfig, placement: structs.Placement) -> tf.ConfigProto:
     """The options of a session, or of a server, in which then only the server's count.
@@ -38,6 +40,23 @@ def make(config: config_lib.DeviceConfig, placement: structs.Placement) -> tf.Co
         proto.inter_op_parallelism_threads = config.inter_op_threads
     proto.use_per_session_threads = config.per_session_threads
     return proto
+
+
+def for_graph(proto: tf.ConfigProto, config: config_lib.DeviceConfig, placement: structs.Placement, graph: tf.Graph) -> tf.ConfigProto:
+    """The options for the session of a training graph: whether TensorFlow rewrites it before the first step (Grappler).
+
+    That takes most of the first step (80 % with ResNet-50 on 4 towers), again for each set of fetches. On fake GPUs the steps
+    of dense networks are as fast without or faster (0 to 5 %), those that update rows of a table 5 % slower. On GPUs it chooses
+    the layout of images, so it stays on.
+    """
+    mode = config.graph_optimizer
+    if mode == 'auto':
+        by_rows = any(operation.type.startswith(_ROW_UPDATES) for operation in graph.get_operations())
+        mode = 'off' if placement.fake and not by_rows else 'on'
+    made = tf.ConfigProto()
+    made.CopyFrom(proto)
+    made.graph_options.rewrite_options.disable_meta_optimizer = mode == 'off'
+    return made
 
 
 def environment(config: config_lib.DeviceConfig, placement: structs.Placement) -> dict[str, str]:
