@@ -1,0 +1,83 @@
+"""Simulated steps against what can be worked out by hand."""
+
+import dataclasses
+import pathlib
+import sys
+
+import pytest
+
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent)]
+
+from scripts import _curve, _network  # noqa: E402
+
+WORK = 10.0
+PLAIN = _network.Setting(machines=1, towers=1, network=2.0, bus=4.0, memory=8.0, message=0.0, dispatch=0.0)
+ONE = [_network.Weight('w', 8.0, 0.0, WORK)]  # read first, its gradient made last
+
+
+def secs(weights=ONE, **changes):
+    return _network.simulate(weights, WORK, dataclasses.replace(PLAIN, **changes)).secs
+
+
+def test_one_tower_waits_for_its_weight_and_its_update():
+    # To the machine 1, to the tower 2, work 10, from the tower 2, to the hub 1, one gradient and three passes 4.
+    assert secs() == pytest.approx(20)
+
+
+def test_more_towers_share_the_bus_and_are_summed_on_their_machine():
+    # To the machine 1, to 3 towers 6, work 10, from them 6, summed (3 + 1) 4, to the hub 1, one gradient and three passes 4.
+    assert secs(towers=3) == pytest.approx(32)
+
+
+@pytest.mark.parametrize('machines', [2, 3, 5])
+def test_the_hub_sends_to_one_machine_after_the_other(machines):
+    # The last machine has its weight after 4 for each that is not the hub's; the last gradient comes likewise, all having worked apart.
+    last = 4 * (machines - 1) + 2 + WORK + 2 + 4
+    assert secs(machines=machines) == pytest.approx(last + machines + 3)
+
+
+def test_mirrored_sends_the_sum_back():
+    # Work 10, from the tower 2, over the network 4, two gradients added 2, over the network 4, to the tower 2.
+    assert secs(machines=2, strategy='mirrored') == pytest.approx(24)
+
+
+def test_what_is_needed_late_is_sent_while_the_tower_works():
+    late = [_network.Weight('w', 8.0, 5.0, WORK)]
+    assert secs(late) == pytest.approx(secs() - 3)  # it took 3 to arrive
+
+
+def test_a_gradient_that_is_there_early_is_sent_while_the_tower_works():
+    early = [_network.Weight('w', 8.0, 0.0, 2.0)]
+    assert secs(early) == pytest.approx(3 + WORK)
+
+
+def test_parameter_tasks_divide_the_load():
+    weights = [_network.Weight(f'w{at}', 8.0, 0.0, WORK) for at in range(4)]
+    one, two, four = (_network.simulate(weights, WORK, dataclasses.replace(PLAIN, machines=8, ps=ps)) for ps in (1, 2, 4))
+    assert one.secs > two.secs > four.secs
+    assert one.busy['network out'] * one.secs == pytest.approx(4 * 8 * 4)  # four weights to eight machines
+    assert four.busy['network out'] * four.secs == pytest.approx(8 * 4)
+
+
+def test_the_dispatch_and_the_messages_cost():
+    assert secs(dispatch=0.5, machines=2) == pytest.approx(secs(machines=2) + 1)
+    assert secs(message=0.5) == pytest.approx(secs() + 1)
+
+
+def test_what_is_waited_for_is_named():
+    step = _network.simulate(ONE, WORK, dataclasses.replace(PLAIN, machines=20))
+    assert step.bottleneck in ('network out', 'network in')
+    assert step.efficiency == pytest.approx(WORK / step.secs)
+    fast = dataclasses.replace(PLAIN, network=1e9, bus=1e9, memory=1e9)
+    assert _network.simulate(ONE, WORK, fast).bottleneck == 'towers'
+
+
+@pytest.mark.parametrize(('text', 'found'), [('100Gb', 12.5e9), ('12GB', 12e9), ('1.5Mb', 187500.0), ('8b', 1.0)])
+def test_a_rate_is_bits_or_bytes(text, found):
+    assert _curve.rate('bandwidth', text) == found
+
+
+@pytest.mark.parametrize('text', ['', '100', 'Gb', '0Gb', '-1Gb', '5Xb'])
+def test_a_rate_that_is_neither_is_refused(text):
+    with pytest.raises(ValueError, match='--bus wants bits or bytes a second'):
+        _curve.rate('bus', text)
