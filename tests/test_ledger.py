@@ -120,11 +120,13 @@ def test_a_run_directory_that_can_not_be_written_is_no_hindrance(tmp_path, caplo
 
 
 HOLDER = """
-import sys, types
+import resource, sys, types
 sys.modules['towers'] = package = types.ModuleType('towers')  # without TensorFlow, which takes seconds
 package.__path__ = [sys.argv[1]]
 from towers.sessions import admission, ledger, membership
 asked = ledger.Entry(role='master', gpus=(0,), share=float(sys.argv[3]))
+if len(sys.argv) > 4:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 try:
     with membership.Membership(asked, admission.Machine(0), folder=sys.argv[2], beat_secs=0.1):
         print('in', flush=True)
@@ -134,9 +136,17 @@ except ValueError as error:
 """
 
 
-def holder(folder, share):
-    command = [sys.executable, '-c', HOLDER, os.path.dirname(towers.__file__), str(folder), str(share)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+def holder(folder, share, *more):
+    command = [sys.executable, '-c', HOLDER, os.path.dirname(towers.__file__), str(folder), str(share), *more]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_disk_that_takes_nothing_keeps_nobody_out(tmp_path):
+    child = holder(tmp_path, 0.7, 'full')
+    assert child.stdout.readline() == 'in\n'
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 0 and said.count('not registered on this machine') == 1
+    assert os.listdir(tmp_path) == ['lock']
 
 
 def test_a_killed_session_holds_nothing_a_stopped_one_does(tmp_path):

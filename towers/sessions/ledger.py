@@ -107,9 +107,13 @@ def path_of(folder: str, entry: Entry) -> str:
 def write(folder: str, entry: Entry) -> None:
     """Writes an entry's file, whole or not at all; also its heartbeat."""
     path = path_of(folder, entry)
-    with open(f'{path}.tmp', 'w', encoding='utf-8') as file:
-        file.write(json.dumps(dataclasses.asdict(entry), indent=1) + '\n')
-    os.replace(f'{path}.tmp', path)
+    try:
+        with open(f'{path}.tmp', 'w', encoding='utf-8') as file:
+            file.write(json.dumps(dataclasses.asdict(entry), indent=1) + '\n')
+        os.replace(f'{path}.tmp', path)
+    except OSError:
+        _unlink(f'{path}.tmp')
+        raise
 
 
 def remove(folder: str, entry: Entry) -> None:

@@ -42,8 +42,8 @@ class Membership(contextlib.AbstractContextManager):
         self.entry = asked
         self._admit = (machine, divide)
         self._beat_secs = beat_secs
-        here = folder or host.folder()
-        self._here, self._folders = here, {here: here}  # what must be there -> where the entry stands
+        self._here = folder
+        self._folders: dict[str, str] = {}  # what must be there -> where the entry stands
         if asked.model_dir:
             self._folders[asked.model_dir] = os.path.join(asked.model_dir, FOLDER)
         self._warned = False
@@ -57,11 +57,10 @@ class Membership(contextlib.AbstractContextManager):
         Raises:
           Refused: the session does not fit beside the others.
         """
-        machine, divide = self._admit
-        with host.locked(self._here):
-            others = [seen.entry for seen in ledger.sweep(self._here) if not seen.entry.is_own]
-            self.entry = admission.admit(self.entry, others, machine, divide=divide)
-            ledger.write(self._here, self.entry)
+        try:
+            self._take_place(self._here or host.folder())
+        except OSError as error:  # a full disk keeps nobody from training
+            logging.warning('This session is not registered on this machine (%s); others will not see what it holds.', error)
         with contextlib.suppress(OSError):
             if self.entry.role == 'master' and self.entry.model_dir:  # others wait until there is one
                 os.makedirs(self.entry.model_dir, exist_ok=True)
@@ -79,6 +78,14 @@ class Membership(contextlib.AbstractContextManager):
         for folder in self._folders.values():
             with contextlib.suppress(OSError):
                 ledger.remove(folder, self.entry)
+
+    def _take_place(self, here: str) -> None:
+        machine, divide = self._admit
+        with host.locked(here):
+            others = [seen.entry for seen in ledger.sweep(here) if not seen.entry.is_own]
+            self.entry = admission.admit(self.entry, others, machine, divide=divide)
+            self._folders[here] = here
+            ledger.write(here, self.entry)
 
     def follow(self, step: Callable[[], int | None]) -> None:
         """Says in the next heartbeats which step the session is at; `step` is called from another thread."""
