@@ -20,13 +20,12 @@ from towers.directory import record, run_directory
 from towers.evaluators import results as results_lib
 from towers.evaluators import supervisor
 from towers.graph import devices, marks, optimizers
-from towers.hooks import checkpointing, every, guard, nan, progress, scalars, start, stop, summary, watch, weightless
+from towers.hooks import checkpointing, every, guard, nan, network, progress, scalars, start, stop, summary, watch, weightless
 from towers.run import bundle, process, rescue, session, signals, watchdog, writers
 from towers.sessions import membership
 
 _CLOSE_SECS = 60.0  # for a checkpoint still being written when the training fails
 _EVALUATION_SECS = 24 * 3600.0  # no wait is without a limit
-_LOG_STEPS, _SUMMARY_STEPS = 20, 100
 _UNCLAIMED = run_directory.Claim()
 
 
@@ -204,28 +203,15 @@ def opened(
                     hook.went_back(number)
             return number
 
-        stopping = [*_nan(made, config, rollback), *_stopping(made, config, stop_event or threading.Event())]
+        stopping = [*run_hooks.not_finite(made, config, rollback), *run_hooks.stopping(made, config, stop_event or threading.Event())]
         told = watch.StepHook(watching, step.step), watch.SavingHook(watching)
         every_hook = (guard.GuardHook(claim.check), told[0], *stopping, *hooks, told[1], *reporting)
         master = session.MasterSession(made.graph, every_hook, connect=made.site.session, initialize=starter.start, ended=step.input.ended)
-        with _rescue(stop_event, watching, master, keeper, step), watching, master:
+        with run_hooks.rescuing(stop_event, watching, master, keeper, step), watching, master:
             try:
                 yield master
             finally:
                 keeper.wait(_CLOSE_SECS)  # here: a checkpoint in writing is read from the session
-
-
-def _rescue(
-    stop: threading.Event | None, watching: watchdog.Watchdog, master: session.MasterSession, keeper: saver.Saver, step: structs.TrainStep
-) -> contextlib.AbstractContextManager[Any]:
-    """Ends the process, saved, where the input gives nothing after a signal."""
-    if stop is None:
-        return contextlib.nullcontext()
-
-    def waits() -> bool:
-        return marks.Reader(master.raw_session(), step.marks).waits_for_input(watching.in_flight)
-
-    return rescue.Rescue(stop, waits=waits, reached=lambda: watching.step, save=keeper.rescue)
 
 
 def _loop(master: session.MasterSession, step: structs.TrainStep, reached: recovering.Reached, stop_event: threading.Event) -> None:
@@ -246,44 +232,6 @@ def _loop(master: session.MasterSession, step: structs.TrainStep, reached: recov
     finally:
         seconds = time.monotonic() - started
         reached.examples_per_sec = (reached.examples - first_examples) / seconds if seconds else 0.0
-
-
-def _nan(made: program.Program, config: config_lib.Config, rollback: Callable[[tf.Session], int]) -> list[tf.train.SessionRunHook]:
-    """What looks after steps that are not finite; nothing where none is looked for."""
-    if made.recorder is None:
-        return []
-    explain = bundle.explainer(made.recorder, config)
-    back = rollback if config.nan_policy == 'rollback' else None
-    return [nan.NanHook(made.step.report, made.step.saved[starting.COUNTER], config, explain=explain, rollback=back)]
-
-
-def _stopping(made: program.Program, config: config_lib.Config, stop_event: threading.Event) -> list[tf.train.SessionRunHook]:
-    step = made.step
-    hooks: list[tf.train.SessionRunHook] = [weightless.WeightlessHook(step.report, (step.global_step, step.saved[starting.COUNTER]))]
-    if made.total_steps is not None:
-        hooks.append(stop.StopAtStep(made.total_steps, step=step.step, global_step=step.global_step))
-    if config.train_secs is not None:
-        hooks.append(stop.StopAfterSecs(config.train_secs))
-    if config.early_stop is not None:
-        hooks.append(stop.StopEarly(functools.partial(results_lib.enough, config)))
-    hooks.append(stop.StopWhen(stop_event))  # last: a signal in the run's last step finds it done
-    return hooks
-
-
-def _reporting(
-    made: program.Program, config: config_lib.Config, closing: contextlib.ExitStack, reports: writers.Reports
-) -> list[tf.train.SessionRunHook]:
-    step = made.step
-    shown = progress.ProgressHook(
-        step.report, last_step=made.total_steps, secs=config.train_secs, when=every.often(config.log_steps, _LOG_STEPS)
-    )
-    closing.callback(shown.close)
-    return [
-        start.StartHook(step.global_step, start=reports.start, graph=reports.events.graph),
-        shown,
-        scalars.ScalarsHook(step, when=every.often(config.log_steps, _LOG_STEPS), rows=reports.row, events=reports.scalars),
-        summary.SummaryHook(step, when=every.often(config.summary_steps, _SUMMARY_STEPS), write=reports.events.summary),
-    ]
 
 
 def _scores(job: _Job, reached: recovering.Reached, stop_event: threading.Event, beside: supervisor.Supervisor | None) -> supervisor.Scores:

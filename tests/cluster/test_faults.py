@@ -27,7 +27,13 @@ class Training:
         self.command = None
 
     def start(self, *, steps=STEPS, **settings):
-        limits = {'step_timeout_secs': STEP_TIMEOUT_SECS, 'connect_timeout_secs': 60, 'worker_grace_secs': 60, 'save_steps': 10}
+        limits = {
+            'step_timeout_secs': STEP_TIMEOUT_SECS,
+            'connect_timeout_secs': 60,
+            'worker_grace_secs': 60,
+            'save_steps': 10,
+            'summary_steps': 20,
+        }
         self._machines.all()
         given = json.dumps({**self._machines.flags, **limits, **settings})
         self.command = self._machines.run(self._folder, PROGRAM, 2, steps, given)
@@ -77,16 +83,15 @@ def check_same(training, whole):
     np.testing.assert_allclose([losses[step] for step in expected], list(expected.values()), rtol=harness.FP32_SUM, atol=harness.FP32_SUM)
 
 
-def recoveries(training):
-    """What TensorBoard says of them."""
-    found = [
-        value.simple_value
-        for path in sorted((training.command.folder / 'run').glob('events.out.tfevents.*'))
-        for event in tf.train.summary_iterator(str(path))
-        for value in event.summary.value
-        if value.tag == 'cluster/recoveries'
-    ]
-    return max(found, default=0)
+def in_tensorboard(training):
+    """Tag -> the largest value, of those about the cluster."""
+    found = {}
+    for path in sorted((training.command.folder / 'run').glob('events.out.tfevents.*')):
+        for event in tf.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                if value.tag.startswith('cluster/'):
+                    found[value.tag] = max(found.get(value.tag, 0), value.simple_value)
+    return found
 
 
 def kill(machines, index):
@@ -103,7 +108,13 @@ def test_a_killed_worker_that_is_started_again_costs_no_example(machines, traini
     training.command.wait_for('the cluster failed')
     assert time.monotonic() - started < 5
     check_same(training, whole)
-    assert 'worker 1 at' in training.command.text() and recoveries(training) == 1
+    assert 'worker 1 at' in training.command.text() and in_tensorboard(training)['cluster/recoveries'] == 1
+    shown = in_tensorboard(training)
+    for worker in range(3):
+        weights = 4 * (4 * 8 + 8)
+        assert weights <= shown[f'cluster/worker_{worker}/bytes_in'] < 1.5 * weights  # and some numbers about the batch
+        assert shown[f'cluster/worker_{worker}/bytes_out'] >= weights
+        assert shown[f'cluster/worker_{worker}/work_ms'] > 0
     assert 'from step' in training.command.text() and 'the run goes on at step 10' in training.command.text()
 
 
@@ -117,7 +128,7 @@ def test_a_frozen_worker_is_noticed_and_goes_on(machines, training, whole):
     finally:
         machines.commands[2].send(signal.SIGCONT)
     check_same(training, whole)
-    assert 'Deadline' in training.command.text() and recoveries(training) == 1
+    assert 'Deadline' in training.command.text() and in_tensorboard(training)['cluster/recoveries'] == 1
 
 
 @pytest.mark.soak

@@ -1,0 +1,80 @@
+"""What goes over the network in a step, and how long each machine works in it, from a traced step now and then."""
+
+import collections
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from towers.hooks import every
+
+_RECEIVED = 'RecvTensor'
+
+
+class NetworkHook(tf.train.SessionRunHook):
+    """Writes, for each task of a cluster, bytes and messages into it and out of it, and the milliseconds that its towers work.
+
+    The tags are `cluster/worker_0/bytes_in`, `bytes_out`, `messages_in`, `messages_out`, `work_ms`, and `wait_ms`: the
+    step less the work. A step that is looked at costs more than another, as TensorFlow records all operations of it.
+
+    Args:
+      step: int64 scalar, global_step after the step.
+      when: of the steps to look at; it also gives the clock.
+      write: takes a step and its scalars, such as `writers.EventWriter.scalars`.
+    """
+
+    def __init__(self, step: tf.Tensor, *, when: every.Every, write: Callable[[int, Mapping[str, Any]], None]) -> None:
+        self._usual = tf.train.SessionRunArgs(step)
+        self._traced = tf.train.SessionRunArgs(step, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE))
+        self._when, self._write = when, write
+        self._next = False
+        self._started = 0.0
+
+    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
+        """Asks for a trace where the step before was one of those to look at."""
+        self._started = self._when.clock()
+        return self._traced if self._next else self._usual
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        """Writes what was recorded."""
+        step, was_traced = int(run_values.results), self._next
+        if was_traced:
+            secs = self._when.clock() - self._started
+            self._write(step, scalars(run_values.run_metadata.step_stats, 1000 * secs))
+        self._next = self._when.due(step) and not was_traced
+
+
+def scalars(stats: Any, step_ms: float) -> dict[str, float]:
+    """The tags and their values.
+
+    Args:
+      stats: StepStats of a fully traced step.
+      step_ms: how long it took.
+    """
+    found: collections.Counter[str] = collections.Counter()
+    spans: dict[str, tuple[int, int]] = {}  # microseconds of each task's own clock
+    for device in stats.dev_stats:
+        task = _task(device.device)
+        for node in device.node_stats:
+            if node.node_name == _RECEIVED:
+                source, target = (_task(end) for end in node.timeline_label.rpartition(' from ')[2].split(' to '))
+                if source != target:
+                    size = sum(output.tensor_description.allocation_description.requested_bytes for output in node.output)
+                    found[f'{target}/bytes_in'] += size
+                    found[f'{source}/bytes_out'] += size
+                    found[f'{target}/messages_in'] += 1
+                    found[f'{source}/messages_out'] += 1
+            elif node.node_name.startswith('tower_'):
+                start, end = node.all_start_micros, node.all_start_micros + node.all_end_rel_micros
+                first, last = spans.get(task, (start, end))
+                spans[task] = min(first, start), max(last, end)
+    made: dict[str, float] = {f'cluster/{name}': value for name, value in sorted(found.items())}
+    for task, (first, last) in sorted(spans.items()):
+        made[f'cluster/{task}/work_ms'] = (last - first) / 1000
+        made[f'cluster/{task}/wait_ms'] = max(0.0, step_ms - (last - first) / 1000)
+    return made
+
+
+def _task(device: str) -> str:
+    spec = tf.DeviceSpec.from_string(device)
+    return f'{spec.job}_{spec.task}'
