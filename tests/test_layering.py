@@ -12,7 +12,7 @@ L0 = {
 L2 = {'strategies'}
 L3 = {
     'program', 'run_directory', 'starting', 'training', 'replaying', 'evaluator', 'results', 'evaluation', 'companion', 'exporting',
-    'connecting', 'recovering', 'serving', 'joining', 'planner', 'inference', 'predicting',
+    'connecting', 'recovering', 'serving', 'joining', 'planner', 'inference', 'predicting', 'run_hooks',
 }  # fmt: skip
 # Folders whose files are stages of their own; in the others (checkpoint, hooks, reduce) all files together are one stage.
 ROOMS = {'input', 'graph', 'run', 'directory', 'evaluators'}
@@ -41,6 +41,8 @@ PARTS = {
     'process': 'session_config',
     'evaluator': 'evaluation',
     'results': 'evaluation',
+    'scoring': 'evaluation',
+    'inside': 'evaluation',
     'queue': 'evaluation',
     'parts': 'evaluation',
     'picture': 'evaluation',

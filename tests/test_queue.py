@@ -7,7 +7,7 @@ import pytest
 
 import towers
 from towers.checkpoint import manifest
-from towers.evaluators import evaluator, queue, results
+from towers.evaluators import queue, results, scoring
 
 
 def publish(folder, *steps, time=None, final=False):
@@ -22,7 +22,7 @@ def evaluated(folder, cadence, *, over=False, between=lambda step: None):
     known, taken = results.Results(str(folder), 'test'), []
     with known, queue.Queue(str(folder), known, cadence) as waiting:
         while (found := waiting.next(over=over)) is not None:
-            known.add(evaluator.Evaluation(found, {'step': found.step, 'examples': 1, 'loss': 1.0}, 0.0))
+            known.add(scoring.Evaluation(found, {'step': found.step, 'examples': 1, 'loss': 1.0}, 0.0))
             taken.append(found.step)
             between(found.step)
     return taken

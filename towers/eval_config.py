@@ -19,6 +19,9 @@ class EvalConfig(options.Section):
     eval_cadence: str = options.option(
         'every', 'checkpoints an evaluator takes: every, newest, or those 100steps or 600secs after the last taken; the final one always'
     )
+    eval_every_steps: int | None = options.option(
+        None, 'evaluate in the training itself, between its steps and on its towers, at multiples of so many steps and at its end'
+    )
     eval_batch_size: int = options.option(256, 'examples for each tower and evaluation step')
     eval_num_gpus: int = options.option(1, 'towers of the evaluator')
     eval_device: Literal['auto', 'gpu', 'cpu'] = options.option('cpu', "where the evaluator's towers run")
@@ -38,7 +41,12 @@ class EvalConfig(options.Section):
     )
 
     def __post_init__(self) -> None:
-        options.at_least(self, 1, 'eval_batch_size', 'eval_num_gpus', 'eval_threads', 'eval_parts')
+        for name, is_given in (('evaluate', self.evaluate), ('evaluator', self.evaluator), ('eval_parts', self.eval_parts != 1)):
+            options.require(
+                self.eval_every_steps is None or not is_given,
+                f'--eval_every_steps={self.eval_every_steps} evaluates in the training, --{name} is for processes beside it; give one.',
+            )
+        options.at_least(self, 1, 'eval_every_steps', 'eval_batch_size', 'eval_num_gpus', 'eval_threads', 'eval_parts')
         options.at_least(self, 0, 'eval_idle_secs', 'eval_nice', 'eval_restarts')
         options.require(self.eval_nice <= 19, f'--eval_nice goes from 0 to 19, got {self.eval_nice}; give one of them.')
         specs(self.evaluator)

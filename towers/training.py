@@ -6,27 +6,25 @@ import functools
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import config as config_lib
-from towers import connecting, joining, program, recovering, starting, structs
+from towers import connecting, joining, program, recovering, run_hooks, starting, structs
 from towers.checkpoint import manifest, retention, saver
 from towers.directory import record, run_directory
-from towers.evaluators import results as results_lib
+from towers.evaluators import inside as inside_lib
 from towers.evaluators import supervisor
 from towers.graph import devices, marks, optimizers
-from towers.hooks import checkpointing, every, guard, nan, network, progress, scalars, start, stop, summary, watch, weightless
-from towers.run import bundle, process, rescue, session, signals, watchdog, writers
+from towers.hooks import checkpointing, every, guard, watch
+from towers.run import process, session, signals, watchdog, writers
 from towers.sessions import membership
 
 _CLOSE_SECS = 60.0  # for a checkpoint still being written when the training fails
 _EVALUATION_SECS = 24 * 3600.0  # no wait is without a limit
-_UNCLAIMED = run_directory.Claim()
+_UNCLAIMED, _ALONE = run_directory.Claim(), run_hooks.Around()
 
 
 def train(
@@ -45,8 +43,8 @@ def train(
       dataset: zero-argument function that returns a tf.data.Dataset of single examples; it is repeated, batched, split
         and prefetched here, and not shuffled.
       config: everything else; without `model_dir` the run goes to a new temporary folder.
-      eval_dataset: like `dataset`; evaluated beside the training with `config.evaluate` or `config.evaluator`, else once at the
-        end. Or a dataset for each of several evaluators, by their names.
+      eval_dataset: like `dataset`; evaluated beside the training with `config.evaluate` or `config.evaluator`, between its steps
+        with `config.eval_every_steps`, else once at the end. Or a dataset for each of several evaluators, by their names.
       hooks: the user's, called after the hooks that stop and before those that report and save.
       optimizer: function from the learning rate (fp32 scalar tensor) to a fresh tf.train.Optimizer, in place of
         `config.optimizer`.
@@ -107,7 +105,7 @@ def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
         reached = recovering.lasting(attempt, link, job.config, job.progress, stop_event)
         reached.first_step = first_step
         scores = _scores(job, reached, stop_event, beside)
-        if beside is not None:
+        if beside is not None or job.config.eval_every_steps:
             retention.settle(job.model_dir, job.config)
         if stop_event.is_set() and not all(scores.get(each.name) for each in job.evaluators):
             reached.stopped_by = 'signal'  # all steps may be done, but not the evaluation
@@ -150,8 +148,10 @@ def _train(job: _Job, made: program.Program, claim: run_directory.Claim, stop_ev
         return dataclasses.replace(reached, stopped_by='signal')
     job.progress.step = lambda: reached.step
     job.member.follow(job.progress.step)
-    with opened(made, config, claim=claim, hooks=(*job.hooks, *made.site.hooks), stop_event=stop_event) as master:
-        _loop(master, step, reached, stop_event)
+    inside = inside_lib.Inside(job.model, job.evaluators, stop_event) if config.eval_every_steps else None
+    around, hooks = run_hooks.Around(stop_event, inside), (*job.hooks, *made.site.hooks)
+    with inside or contextlib.nullcontext(), opened(made, config, claim=claim, hooks=hooks, around=around) as master:
+        _loop(master, step, reached, stop_event, around.clock)
     reached.stopped_by = master.stopped_by or 'hook'
     return reached
 
@@ -163,7 +163,7 @@ def opened(
     *,
     claim: run_directory.Claim = _UNCLAIMED,
     hooks: Sequence[tf.train.SessionRunHook] = (),
-    stop_event: threading.Event | None = None,
+    around: run_hooks.Around = _ALONE,
 ) -> Iterator[session.MasterSession]:
     """The master session of a program with all its hooks, its variables set; the body makes the steps.
 
@@ -172,7 +172,7 @@ def opened(
       config: `model_dir`, reports and checkpoints.
       claim: the checkpoint to go on from, and what goes with the right to write; by default a new run that nobody disputes.
       hooks: the user's.
-      stop_event: ends the steps when set.
+      around: what goes on beside the steps.
     """
     step, model_dir = made.step, str(config.model_dir)
     with made.graph.as_default(), tf.device(made.placement.parameter_device):
@@ -191,7 +191,8 @@ def opened(
         reports = writers.Reports(model_dir)
         closing.callback(reports.close)
         reports.counts.update(made.counts, **({'rollbacks': 0} if config.nan_policy == 'rollback' else {}))
-        reporting = [*_reporting(made, config, closing, reports), saving]
+        inside = around.hooks(made, watching, claim.check, lambda: master.stopped_by != 'signal')
+        reporting = [*run_hooks.reporting(made, config, reports, closing, around.clock), saving, *inside]
 
         def rollback(raw: tf.Session) -> int:
             keeper.wait(_CLOSE_SECS)
@@ -203,22 +204,28 @@ def opened(
                     hook.went_back(number)
             return number
 
-        stopping = [*run_hooks.not_finite(made, config, rollback), *run_hooks.stopping(made, config, stop_event or threading.Event())]
+        stopping = [*run_hooks.not_finite(made, config, rollback), *run_hooks.stopping(made, config, around.stop or threading.Event())]
         told = watch.StepHook(watching, step.step), watch.SavingHook(watching)
         every_hook = (guard.GuardHook(claim.check), told[0], *stopping, *hooks, told[1], *reporting)
         master = session.MasterSession(made.graph, every_hook, connect=made.site.session, initialize=starter.start, ended=step.input.ended)
-        with run_hooks.rescuing(stop_event, watching, master, keeper, step), watching, master:
+        with run_hooks.rescuing(around.stop, watching, master, keeper, step), watching, master:
             try:
                 yield master
             finally:
                 keeper.wait(_CLOSE_SECS)  # here: a checkpoint in writing is read from the session
 
 
-def _loop(master: session.MasterSession, step: structs.TrainStep, reached: recovering.Reached, stop_event: threading.Event) -> None:
+def _loop(
+    master: session.MasterSession,
+    step: structs.TrainStep,
+    reached: recovering.Reached,
+    stop_event: threading.Event,
+    clock: Callable[[], float],
+) -> None:
     """The steps; the rate leaves out the first, in which TensorFlow prepares itself."""
     advance = [mark.advance for mark in step.marks]
     fetches = (*step.ops, *advance, step.step, step.report['examples_seen'], step.report['loss'])  # flat, which is the cheapest form
-    started, first_examples = time.monotonic(), reached.examples
+    started, first_examples = clock(), reached.examples
     try:
         while not master.should_stop():
             if stop_event.is_set():  # since the last step, so the next one is not begun
@@ -226,11 +233,11 @@ def _loop(master: session.MasterSession, step: structs.TrainStep, reached: recov
                 break
             *_, number, seen, loss = master.run(fetches)
             if reached.step == reached.first_step:
-                started, first_examples = time.monotonic(), int(seen)
+                started, first_examples = clock(), int(seen)
             if number != reached.step:  # a step that was held back has a loss, but not one of the run
                 reached.step, reached.examples, reached.loss = int(number), int(seen), float(loss)
     finally:
-        seconds = time.monotonic() - started
+        seconds = clock() - started
         reached.examples_per_sec = (reached.examples - first_examples) / seconds if seconds else 0.0
 
 
@@ -241,4 +248,6 @@ def _scores(job: _Job, reached: recovering.Reached, stop_event: threading.Event,
     if beside is not None:
         return beside.wait(_EVALUATION_SECS, stop=stop_event)
     known = reached.step if reached.step == reached.first_step else None
+    if job.config.eval_every_steps and known is None:
+        return supervisor.known(job.evaluators, reached.step)
     return supervisor.at_end(job.model, job.evaluators, known=known, stop=stop_event)

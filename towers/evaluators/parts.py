@@ -20,7 +20,7 @@ import numpy as np
 
 from towers.checkpoint import manifest
 from towers.directory import holder
-from towers.evaluators import evaluator
+from towers.evaluators import evaluator, scoring
 from towers.evaluators import results as results_lib
 
 LIMIT_SECS = 60.0
@@ -72,7 +72,7 @@ class Parts:
             return True
 
     def _add_up(self) -> None:
-        total = evaluator.Sums()
+        total = scoring.Sums()
         try:
             for part in self._all:
                 total = total.add(self._read(part))
@@ -121,7 +121,7 @@ class Parts:
         os.unlink(clock)
         return silent < LIMIT_SECS
 
-    def _write(self, part: str, made: evaluator.Sums) -> None:
+    def _write(self, part: str, made: scoring.Sums) -> None:
         arrays: dict[str, Any] = {'examples': np.int64(made.examples), 'seconds': np.float64(made.seconds)}
         for name, sums in (made.totals or {}).items():
             arrays |= {f'{name}/{place}': array for place, array in enumerate(sums)}
@@ -131,14 +131,14 @@ class Parts:
                 np.savez(file, **arrays)
             os.replace(path, self._sums(part))
 
-    def _read(self, part: str) -> evaluator.Sums:
+    def _read(self, part: str) -> scoring.Sums:
         with np.load(self._sums(part)) as file:
             found = {name: file[name] for name in file.files}
         examples, seconds = int(found.pop('examples')), float(found.pop('seconds'))
         totals: dict[str, list[np.ndarray]] = {}
         for key, array in found.items():  # in the order in which they were written
             totals.setdefault(key.rpartition('/')[0], []).append(array)
-        return evaluator.Sums(examples, {name: tuple(arrays) for name, arrays in totals.items()} or None, seconds)
+        return scoring.Sums(examples, {name: tuple(arrays) for name, arrays in totals.items()} or None, seconds)
 
     def _sums(self, part: str) -> str:
         return os.path.join(self._folder, f'{part}.npz')

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,10 +14,10 @@ from absl import logging
 from towers import config as config_lib
 from towers import early_stop, eval_config
 from towers.checkpoint import manifest
-from towers.evaluators import evaluator, picture
+from towers.evaluators import picture, scoring
 from towers.run import writers
 
-_BESIDE = ('seconds', 'checkpoint', 'saved')  # in results.jsonl, but no part of the result
+_BESIDE = ('seconds', 'checkpoint', 'saved', 'evaluated')  # in results.jsonl, but no part of the result
 _SUMMED_OTHERWISE = 1e-5  # relative
 
 
@@ -39,6 +40,10 @@ class Results(contextlib.AbstractContextManager):
         self._events = writers.EventWriter(folder)
 
     def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the files; a later result opens them again."""
         self._events.close()
         self._lines.close()
 
@@ -56,27 +61,39 @@ class Results(contextlib.AbstractContextManager):
         return _shown(found[-1]) if found else {}
 
     def latest(self) -> dict[str, Any]:
-        """The row of the checkpoint that was saved last; empty where there is none."""
-        return max(self._rows(), key=lambda row: row.get('saved', 0.0), default={})
+        """The row of the values that are newest; empty where there is none."""
+        return max(self._rows(), key=lambda row: row.get('saved', row.get('evaluated', 0.0)), default={})
 
-    def add(self, found: evaluator.Evaluation) -> None:
+    def has_step(self, step: int) -> bool:
+        """Whether the values of `step` were evaluated, be they saved or not."""
+        return any(row.get('step') == step for row in self._rows())
+
+    def go_back(self, step: int) -> None:
+        """Says that the training goes on from `step`: what was found of later steps is void."""
+        if os.path.exists(self._path):
+            self._lines.cut(step)
+            self._events.start(step)
+        self._added = [row for row in self._added if row['step'] <= step]
+
+    def add(self, found: scoring.Evaluation) -> None:
         """Logs and writes a result; one that the file has already, value for value, is not written again."""
         scores = {name: value for name, value in found.values.items() if name not in ('step', 'examples')}
         shown = ', '.join(f'{name} {value:.4f}' for name, value in scores.items() if isinstance(value, float))
-        basename = os.path.basename(found.checkpoint.prefix)
+        step, where = found.values['step'], {} if found.checkpoint is None else _place(found.checkpoint)
         text = 'Evaluated %s (%s) on %d examples in %.2f s: %s.'
-        logging.info(text, basename, self._name, found.values['examples'], found.seconds, shown)
+        what = where.get('checkpoint', f'step {step}')
+        logging.info(text, what, self._name, found.values['examples'], found.seconds, shown)
         row = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in found.values.items()}
-        row.update(seconds=round(found.seconds, 3), checkpoint=basename, saved=found.checkpoint.manifest.time)
+        row.update(seconds=round(found.seconds, 3), **where or {'evaluated': time.time()})
         if any(_same(row, other) for other in self._rows()):
             return
         self._added.append(row)
         self._lines.append(row)
-        self._events.scalars(found.checkpoint.step, scores)
+        self._events.scalars(step, scores)
         matrices = {name: value for name, value in scores.items() if np.ndim(value) == 2}
         for name, value in matrices.items():
             image = tf.Summary.Value(tag=name, image=picture.of(np.asarray(value)))
-            self._events.summary(found.checkpoint.step, tf.Summary(value=[image]))
+            self._events.summary(step, tf.Summary(value=[image]))
 
     def last(self) -> dict[str, Any]:
         """The result of the checkpoint that was saved last; empty where there is none."""
@@ -92,6 +109,10 @@ class Results(contextlib.AbstractContextManager):
         if seen != self._seen:
             self._known, self._seen = _read_rows(self._path), seen
         return [*self._known, *self._added]
+
+
+def _place(checkpoint: manifest.Checkpoint) -> dict[str, Any]:
+    return {'checkpoint': os.path.basename(checkpoint.prefix), 'saved': checkpoint.manifest.time}
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:

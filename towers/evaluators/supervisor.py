@@ -51,8 +51,9 @@ def of(config: config_lib.Config, datasets: structs.Dataset | Mapping[str, struc
     """
     own = eval_config.specs(config.evaluator)
     if datasets is None:
-        if config.evaluate or own:
-            raise ValueError('--evaluate needs an evaluation dataset, got none; give --eval_dataset (eval_dataset= in Python).')
+        if config.evaluate or own or config.eval_every_steps:
+            flag = '--eval_every_steps' if config.eval_every_steps else '--evaluate'
+            raise ValueError(f'{flag} needs an evaluation dataset, got none; give --eval_dataset (eval_dataset= in Python).')
         return ()
     names = list(own) if own and not config.evaluate else [config.eval_name, *own]
     by_name = dict(datasets) if isinstance(datasets, Mapping) else dict.fromkeys(names, datasets)
@@ -81,6 +82,12 @@ def at_end(model: structs.Model, evaluators: Sequence[Evaluator], *, known: int 
             config = dataclasses.replace(each.config, eval_gpu_memory_fraction=None)  # this process has its share
             scores[each.name] = evaluation.once(model, each.dataset, config, stop=stop)
     return scores
+
+
+def known(evaluators: Sequence[Evaluator], step: int) -> Scores:
+    """What each evaluator has found of a step, the newest there is; empty where it hasn't."""
+    found = {each.name: results_lib.Results(str(each.config.model_dir), each.name).last() for each in evaluators}
+    return {name: values if values.get('step') == step else {} for name, values in found.items()}
 
 
 class Supervisor(contextlib.AbstractContextManager):

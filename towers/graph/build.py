@@ -65,8 +65,9 @@ def inference(
 ) -> tuple[structs.TowerOutput, ...]:
     """Builds the model out of training on every tower, with metrics and predictions and no gradients."""
     outputs = []
+    shared: list[tf.Tensor] = []
     for tower, batch in zip(towers, source.batches, strict=True):
-        with _tower(tower, scope, []):
+        with _tower(tower, scope, shared):
             output = _checked(model(batch.features, training=False), loss=False)
             _refuse_streaming(output)
             outputs.append(_recorded(tower, output, batch, _weight(output, batch.examples)))
@@ -96,7 +97,8 @@ def _tower(tower: structs.Tower, scope: Scope, shared: list[tf.Tensor]) -> Itera
         shared.extend(regularisation[before:])
         return variable
 
-    with tf.name_scope(f'{tower.scope}/'), tf.device(tower.devices[0]), scope(tower) as own:
+    outer = graph.get_name_scope()
+    with tf.name_scope(f'{outer}/{tower.scope}/' if outer else f'{tower.scope}/'), tf.device(tower.devices[0]), scope(tower) as own:
         with tf.variable_scope(tf.get_variable_scope(), custom_getter=get):
             yield own
     if tower.index:  # Hooks that look into the collections see one tower, the first.

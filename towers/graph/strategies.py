@@ -98,6 +98,36 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
     return structs.Strategy('mirrored', scope, reduce, spread)
 
 
+def reading(*, seed: int, prefix: str, valued: Callable[[tf.Variable], tf.Variable]) -> Callable[[structs.Tower], Any]:
+    """The context of towers that are built out of training in a graph that trains: they read its variables and make none but local ones.
+
+    Args:
+      seed: of the local variables' initial values.
+      prefix: of the names of local variables, which are the readers' own; it ends with a slash.
+      valued: from a canonical trainable variable to the one whose values are read.
+    """
+    penalised: set[Any] = set()
+
+    @contextlib.contextmanager
+    def scope(tower: structs.Tower) -> Iterator[variables.Localise]:
+        def look(variable: tf.Variable) -> tf.Variable:
+            return variables.view(valued(variable), tower.devices[0], scope=f'{prefix}{tower.scope}/read', name=variable.name)
+
+        def get(getter: Callable[..., tf.Variable], name: str, *args: Any, **kwargs: Any) -> tf.Variable:
+            is_local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ())
+            variable = getter(f'{prefix}{name}' if is_local else name, *args, **kwargs)
+            if kwargs.get('regularizer') is not None and name not in penalised:  # TensorFlow makes it with the variable only
+                penalised.add(name)
+                tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, kwargs['regularizer'](variable))
+            return variable
+
+        with variables.seen_as(look) as localise, _model_scope(tower, lambda _: tower.host, seed, localise, made=True):
+            with tf.variable_scope(tf.get_variable_scope(), custom_getter=get):
+                yield variables.original
+
+    return scope
+
+
 def _brought(gradient: structs.Gradient, host: str, bring: Callable[..., tf.Tensor]) -> structs.Gradient:
     """The gradient on a machine's CPU, where it is another machine's."""
     if gradient is None or same_machine(host, gradient.device):
@@ -117,8 +147,10 @@ STRATEGIES: dict[str, Callable[..., structs.Strategy]] = {'parameter_server': pa
 
 
 @contextlib.contextmanager
-def _model_scope(tower: structs.Tower, place: variables.Place, seed: int, localise: variables.Localise) -> Iterator[None]:
-    first = tower.index == 0
+def _model_scope(
+    tower: structs.Tower, place: variables.Place, seed: int, localise: variables.Localise, *, made: bool = False
+) -> Iterator[None]:
+    first = tower.index == 0 and not made
     reuse = None if first else tf.AUTO_REUSE
     getter = variables.getter(seed=seed, localise=localise)
     with variables.creating(place=place, prefix=f'{tower.scope}/', first=first):

@@ -1,11 +1,37 @@
 """When a hook acts: every so many steps or seconds, or as often as costs next to nothing."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import tensorflow.compat.v1 as tf
 
 SHARE = 0.01  # of the time, that reports and checkpoints each take where nobody said how often they are wanted
+
+
+class Clock:
+    """Seconds of training: they stand still while something else is done between the steps.
+
+    Args:
+      clock: seconds that never go back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._left_out = 0.0
+
+    def __call__(self) -> float:
+        """The seconds so far, from an arbitrary start."""
+        return self._clock() - self._left_out
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Leaves out the time of the `with` block."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._left_out += self._clock() - began
 
 
 class Every:
@@ -81,6 +107,6 @@ class TimedHook(tf.train.SessionRunHook):
         self.timer.went_back(step)
 
 
-def often(steps: int | None, default: int) -> Every:
+def often(steps: int | None, default: int, clock: Callable[[], float] = time.monotonic) -> Every:
     """Every `steps` exactly; None = every `default` steps, or less often where that would take more than `SHARE` of the time."""
-    return Every(default, share=SHARE) if steps is None else Every(steps)
+    return Every(default, clock=clock, share=SHARE) if steps is None else Every(steps, clock=clock)

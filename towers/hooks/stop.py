@@ -90,10 +90,15 @@ class StopEarly(tf.train.SessionRunHook):
 
     def _is_enough(self) -> bool:
         self._asked = self._clock()
-        reason = self._reason()
-        if reason:
-            logging.info('Training ends early (--early_stop): %s.', reason)
-        return bool(reason)
+        return is_enough(self._reason)
+
+
+def is_enough(reason: Callable[[], str]) -> bool:
+    """Whether there is a reason that training has done enough, which is logged."""
+    text = reason()
+    if text:
+        logging.info('Training ends early (--early_stop): %s.', text)
+    return bool(text)
 
 
 class StopWhen(tf.train.SessionRunHook):
