@@ -41,6 +41,7 @@ class Rehearsal:
         hosts = [f'{_HOST}:{port}' for port in ports]
         master, workers, ps = hosts[0], hosts[1 : 1 + values.machines], hosts[1 + values.machines :]
         common = [f'--worker_hosts={",".join(workers)}', f'--master_host={master}', *([f'--ps_hosts={",".join(ps)}'] if ps else [])]
+        common.append('--device=cpu')  # real GPUs can't be had by several processes at once
         self._restart = bool(values.restart)
         self._jobs = {'master': ['train.py', *common, f'--num_gpus={values.num_gpus}', *training]}
         for job, tasks in (('worker', workers), ('ps', ps)):

@@ -23,7 +23,7 @@ def define() -> flags.FlagValues:
         values,
         'Rehearsal: how many processes stand in for machines.',
         _flags.Option('machines', 2, 'workers, each a process with towers', kind=int),
-        _flags.Option('num_gpus', 2, 'towers on each, on CPU devices where there are no GPUs', kind=int),
+        _flags.Option('num_gpus', 2, 'towers on each, on CPU devices in place of GPUs', kind=int),
         _flags.Option('ps', 0, 'processes that hold the parameters, in place of the master', kind=int),
         _flags.Option('base_port', None, 'the first of the ports to use; free ones if not given', kind=int),
         _flags.Option('restart', True, 'start a worker again that ends before the training', kind=bool),

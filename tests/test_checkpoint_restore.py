@@ -29,6 +29,18 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
         np.testing.assert_array_equal(run.values()['b'], [40.0, 40.0, 40.0])
 
 
+def test_values_come_in_parts_that_a_message_can_hold(tmp_path, monkeypatch):
+    with small_run.started(tmp_path) as run:
+        run.steps(2)
+        run.save()
+        whole = run.values()
+    monkeypatch.setattr(restore, '_MOST_BYTES', 16)  # a and b have 12 bytes each, the counters 8
+    with small_run.started(tmp_path) as run:
+        assert run.resume() == 2
+        for name, value in run.values().items():
+            np.testing.assert_array_equal(value, whole[name])
+
+
 def test_a_moved_folder_resumes(tmp_path):
     with small_run.started(tmp_path / 'here') as run:
         run.steps(2)

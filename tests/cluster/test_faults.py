@@ -181,3 +181,18 @@ def test_a_run_goes_on_without_a_worker_and_takes_it_in_again(machines, training
     assert training.rows() == alone.rows()  # rounding aside the losses are the same too, but it grows in so many steps
     text = training.command.text()
     assert ['6 towers on 3 machines', '4 towers on 2 machines', '6 towers on 3 machines'] == re.findall(r'\d towers on \d machines', text)
+
+
+@pytest.mark.soak
+def test_a_killed_parameter_task_is_restored(tmp_path, whole):
+    machines = processes.Machines(tmp_path / 'machines', 2, ps=2)
+    training = Training(machines, tmp_path / 'trained')
+    try:
+        training.start()
+        training.wait_for_step(14)
+        kill(machines, 3)
+        check_same(training, whole)
+        assert 'ps 1 at' in training.command.text()
+    finally:
+        training.command.send(signal.SIGKILL)
+        machines.close()

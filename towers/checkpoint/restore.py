@@ -1,6 +1,7 @@
 """Restoring: a run's own checkpoint into its variables and input, or another model's values into what matches."""
 
 import contextlib
+import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from towers import structs
 from towers.checkpoint import leases, manifest, position
 
 T = TypeVar('T')
+_MOST_BYTES = 2**30  # a message to a server, by which the master of a cluster gets its values, ends at twice as many
 _NEVER_WARM = ('global_step', 'examples_seen', 'skipped_steps', position.POSITION, position.PLACE)
 # What TensorFlow's reader raises on a file that is gone, cut or changed; some of it has no own class.
 UNREADABLE = (tf.errors.OpError, ValueError, IndexError, OSError, manifest.CheckpointError)
@@ -212,10 +214,23 @@ class _Setter:
     def __init__(self, variables: Mapping[str, tf.Variable]):
         with tf.name_scope('restore'):
             self._values = {name: tf.placeholder(v.dtype.base_dtype, v.shape) for name, v in variables.items()}
-            self._assign = tf.group(*[v.assign(self._values[name], read_value=False) for name, v in variables.items()])
+            self._assigns = [
+                (names, tf.group(*[variables[name].assign(self._values[name], read_value=False) for name in names]))
+                for names in _parts(variables)
+            ]
 
     def run(self, session: tf.Session, values: Mapping[str, Any]) -> None:
-        session.run(self._assign, {self._values[name]: values[name] for name in self._values})
+        for names, assign in self._assigns:
+            session.run(assign, {self._values[name]: values[name] for name in names})
+
+
+def _parts(variables: Mapping[str, tf.Variable]) -> list[list[str]]:
+    """The names in parts that a message to a server can hold."""
+    parts: dict[int, list[str]] = {}
+    ends = itertools.accumulate((variable.shape.num_elements() or 0) * variable.dtype.size for variable in variables.values())
+    for name, end in zip(variables, ends, strict=True):
+        parts.setdefault(end // _MOST_BYTES, []).append(name)
+    return list(parts.values())
 
 
 def _mismatch(variable: tf.Variable, source: str, shapes: Mapping[str, Any], dtypes: Mapping[str, Any]) -> str | None:
