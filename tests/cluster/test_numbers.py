@@ -96,6 +96,16 @@ def test_law_22_machines_give_the_numbers_of_one_process(machines, link, strateg
         np.testing.assert_allclose(got, wanted, rtol=harness.FP32_SUM)
 
 
+def traced(made):
+    """The metadata of a step."""
+    step, metadata = made.step, tf.RunMetadata()
+    with made.graph.as_default(), made.site.session(made.graph) as session:
+        for operation in (made.init, step.input.initializer, step.sync):
+            session.run(operation)
+        session.run([step.report, step.ops], options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
+    return metadata
+
+
 def crossing(metadata):
     """(from, to) -> (bytes, number of tensors) that went from one task to another in a traced step."""
     found = collections.defaultdict(lambda: [0, 0])
@@ -120,13 +130,7 @@ def test_weights_and_gradients_cross_once_for_each_machine(machines, link, strat
 
     config = machines.config(strategy=strategy, n=each, global_batch_size=12)
     made = program.at(link.site(config), wide, harness.rows(np.ones([12, 1000], np.float32)), config)
-    step = made.step
-    with made.graph.as_default(), made.site.session(made.graph) as session:
-        for operation in (made.init, step.input.initializer, step.sync):
-            session.run(operation)
-        metadata = tf.RunMetadata()
-        session.run([step.report, step.ops], options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
-    found = crossing(metadata)
+    found = crossing(traced(made))
     weights = 3 * 1000 * 1000 * 4
     for machine in range(1 if strategy == 'mirrored' else 0, MACHINES):  # mirrored adds up on the first machine
         name = f'/job:worker/task:{machine}'
@@ -134,3 +138,16 @@ def test_weights_and_gradients_cross_once_for_each_machine(machines, link, strat
         out = sum(size for (start, _), (size, _) in found.items() if start == name)
         assert weights <= into <= 1.001 * weights
         assert weights <= out <= 1.001 * weights
+
+
+def test_small_gradients_cross_as_one(machines, link):
+    def narrow(x, *, training):
+        for layer in range(30):
+            x = tf.tanh(x * tf.get_variable(f'scale{layer}', [8]) + tf.get_variable(f'shift{layer}', [8]))
+        return towers.ModelOutput(tf.reduce_mean(x))
+
+    config = machines.config(n=2, global_batch_size=12)
+    found = crossing(traced(program.at(link.site(config), narrow, harness.rows(np.ones([12, 8], np.float32)), config)))
+    for machine in range(MACHINES):
+        out = [count for (start, end), (_, count) in found.items() if start == f'/job:worker/task:{machine}' and 'master' in end]
+        assert sum(out) < 10

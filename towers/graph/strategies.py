@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import structs
 from towers.graph import variables
-from towers.graph.reduce import central
+from towers.graph.reduce import central, packing
 
 Statistics = Literal['mean', 'first']
 
@@ -28,7 +28,7 @@ def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics
     @contextlib.contextmanager
     def scope(tower: structs.Tower) -> Iterator[variables.Localise]:
         def read(variable: tf.Variable) -> tf.Tensor:
-            return variable.read_value() if same_machine(tower.host, variable.device) else bring(variable, tower.host)
+            return variable.read_value() if packing.same_machine(tower.host, variable.device) else bring(variable, tower.host)
 
         def look(variable: tf.Variable) -> tf.Variable:
             return variables.view(variable, tower.devices[0], scope=f'{tower.scope}/read', read=read)
@@ -130,17 +130,11 @@ def reading(*, seed: int, prefix: str, valued: Callable[[tf.Variable], tf.Variab
 
 def _brought(gradient: structs.Gradient, host: str, bring: Callable[..., tf.Tensor]) -> structs.Gradient:
     """The gradient on a machine's CPU, where it is another machine's."""
-    if gradient is None or same_machine(host, gradient.device):
+    if gradient is None or packing.same_machine(host, gradient.device):
         return gradient
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(bring(gradient.values, host), bring(gradient.indices, host), gradient.dense_shape)
     return bring(gradient, host)
-
-
-def same_machine(device: str, other: str) -> bool:
-    """Whether two devices are of one process, so that nothing crosses a network between them."""
-    specs = [tf.DeviceSpec.from_string(name) for name in (device, other)]
-    return (specs[0].job, specs[0].task) == (specs[1].job, specs[1].task)
 
 
 STRATEGIES: dict[str, Callable[..., structs.Strategy]] = {'parameter_server': parameter_server, 'mirrored': mirrored}

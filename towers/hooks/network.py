@@ -53,26 +53,28 @@ def scalars(stats: Any, step_ms: float) -> dict[str, float]:
     """
     found: collections.Counter[str] = collections.Counter()
     spans: dict[str, tuple[int, int]] = {}  # microseconds of each task's own clock
-    for device in stats.dev_stats:
-        task = _task(device.device)
-        for node in device.node_stats:
-            if node.node_name == _RECEIVED:
-                source, target = (_task(end) for end in node.timeline_label.rpartition(' from ')[2].split(' to '))
-                if source != target:
-                    size = sum(output.tensor_description.allocation_description.requested_bytes for output in node.output)
-                    found[f'{target}/bytes_in'] += size
-                    found[f'{source}/bytes_out'] += size
-                    found[f'{target}/messages_in'] += 1
-                    found[f'{source}/messages_out'] += 1
-            elif node.node_name.startswith('tower_'):
-                start, end = node.all_start_micros, node.all_start_micros + node.all_end_rel_micros
-                first, last = spans.get(task, (start, end))
-                spans[task] = min(first, start), max(last, end)
+    nodes = [(_task(device.device), node) for device in stats.dev_stats for node in device.node_stats]
+    for task, node in nodes:
+        if node.node_name == _RECEIVED:
+            found.update(_transfer(node))
+        elif node.node_name.startswith('tower_'):
+            start, end = node.all_start_micros, node.all_start_micros + node.all_end_rel_micros
+            first, last = spans.get(task, (start, end))
+            spans[task] = min(first, start), max(last, end)
     made: dict[str, float] = {f'cluster/{name}': value for name, value in sorted(found.items())}
     for task, (first, last) in sorted(spans.items()):
         made[f'cluster/{task}/work_ms'] = (last - first) / 1000
         made[f'cluster/{task}/wait_ms'] = max(0.0, step_ms - (last - first) / 1000)
     return made
+
+
+def _transfer(node: Any) -> dict[str, int]:
+    """What a received tensor adds to the counts; nothing where it came from another device of the same task."""
+    source, target = (_task(end) for end in node.timeline_label.rpartition(' from ')[2].split(' to '))
+    if source == target:
+        return {}
+    size = sum(output.tensor_description.allocation_description.requested_bytes for output in node.output)
+    return {f'{target}/bytes_in': size, f'{source}/bytes_out': size, f'{target}/messages_in': 1, f'{source}/messages_out': 1}
 
 
 def _task(device: str) -> str:

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import structs
+from towers.graph.reduce import packing
 
 Machines: TypeAlias = Mapping[str, Sequence[int]]  # a machine's CPU -> the places of its towers
 
@@ -29,12 +30,16 @@ def total(
       beside: whether a gradient's sum is made on its variable's device.
     """
     variables = outputs[0].variables
-    gradients = []
     machines = _machines(outputs)
+    devices = [variable.device if beside else device for variable in variables]
     with tf.device(device), tf.name_scope('sum'):
-        for index, variable in enumerate(variables):
-            with tf.name_scope(variable.op.name), tf.device(variable.device if beside else device):
-                gradients.append(_add_gradients([output.gradients[index] for output in outputs], variable, machines))
+        columns = [[output.gradients[index] for output in outputs] for index in range(len(variables))]
+        if machines:
+            columns = _over_machines(columns, variables, devices, machines)
+        gradients = []
+        for column, variable, place in zip(columns, variables, devices, strict=True):
+            with tf.name_scope(variable.op.name), tf.device(place):
+                gradients.append(add(column, variable))
         examples = _total([output.examples for output in outputs], machines)
         return structs.Sum(
             gradients=tuple(gradients),
@@ -60,15 +65,26 @@ def _machines(outputs: Sequence[structs.TowerOutput]) -> Machines:
     return places if len(places) > 1 else {}
 
 
-def _add_gradients(gradients: Sequence[structs.Gradient], variable: tf.Variable, machines: Machines) -> structs.Gradient:
-    """The sum of one variable's gradients, on each machine and then over them."""
-    partial = list(gradients) if not machines else []
+def _over_machines(
+    columns: Sequence[Sequence[structs.Gradient]], variables: Sequence[tf.Variable], devices: Sequence[str], machines: Machines
+) -> list[list[structs.Gradient]]:
+    """For each variable the sums over each machine's towers, small ones packed for their way to `devices`; None = no gradient."""
+    found: list[list[structs.Gradient]] = [[] for _ in variables]
     for host, places in machines.items():
-        column = [gradients[place] for place in places]
-        if any(gradient is not None for gradient in column):
-            with tf.device(host):
-                partial.append(add(column, variable))
-    return add(partial, variable)
+        small: dict[str, list[int]] = {}
+        for index, (column, variable) in enumerate(zip(columns, variables, strict=True)):
+            own = [column[place] for place in places]
+            with tf.name_scope(variable.op.name), tf.device(host):
+                partial: Any = add(own, variable) if any(gradient is not None for gradient in own) else None
+            found[index].append(partial)
+            if packing.is_small(partial) and not packing.same_machine(host, devices[index]):
+                small.setdefault(f'{devices[index]} {partial.dtype.name}', []).append(index)
+        for indices in small.values():
+            values: Any = [found[index][-1] for index in indices]
+            values = packing.brought(values, host=host, device=devices[indices[0]])
+            for index, value in zip(indices, values, strict=True):
+                found[index][-1] = value
+    return found
 
 
 def add(gradients: Sequence[structs.Gradient], variable: tf.Variable) -> structs.Gradient:
