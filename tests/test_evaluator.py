@@ -126,6 +126,19 @@ def test_a_loss_weighted_by_the_model_leaves_out_what_weighs_nothing(tmp_path, m
     np.testing.assert_allclose([found['loss'], found['pair']], wanted)
 
 
+def penalised(batch, *, training):
+    """The model puts the penalties into its loss by itself."""
+    del training
+    tf.get_variable('w', [], regularizer=lambda w: w**2)
+    return towers.ModelOutput(tf.reduce_mean(batch) + tf.losses.get_regularization_loss())
+
+
+@pytest.mark.parametrize('n', [1, 2, 4])
+def test_penalties_in_the_loss_count_on_each_tower(tmp_path, n):
+    found = score(penalised, harness.numbers(1, 2, 3, 4, 5), find(runs.publish(tmp_path, 1, w=np.float32(3))), towers=n, batch=2)
+    assert found['loss'] == pytest.approx(3 + 9)
+
+
 def test_totals_are_wider_than_the_sums(tmp_path):
     """In fp32 the small values would vanish beside the large one."""
 

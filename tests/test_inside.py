@@ -4,6 +4,8 @@ import dataclasses
 import glob
 import json
 import os
+import signal
+import time
 
 import harness
 import numpy as np
@@ -12,6 +14,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.checkpoint import manifest
+from towers.hooks import every
 
 SIZE, HELD_OUT = 22, 13
 BESIDE = ('seconds', 'evaluated', 'checkpoint', 'saved')
@@ -69,10 +72,11 @@ def rows(folder, name='test'):
         return [json.loads(line) for line in file]
 
 
-def reported(folder):
+def reported(folder, but):
+    """The rows of a training, but for what is another each time."""
     with open(os.path.join(folder, 'metrics.jsonl')) as file:
         found = [json.loads(line) for line in file]
-    return [{name: value for name, value in row.items() if name not in ('examples_per_sec', 'step_ms')} for row in found]
+    return [{name: value for name, value in row.items() if name not in ('examples_per_sec', 'step_ms', *but)} for row in found]
 
 
 def scores(row):
@@ -101,15 +105,192 @@ def test_results_are_those_of_an_evaluator_on_the_checkpoint_of_the_step(tmp_pat
     assert sorted(points(tmp_path / 'eval/test')) == [(step, name, pytest.approx(value)) for step, name, value in sorted(wanted)]
 
 
-@pytest.mark.parametrize(('strategy', 'n'), [('parameter_server', 2), ('mirrored', 2)])
+@pytest.mark.parametrize(('strategy', 'n'), [('parameter_server', 1), ('parameter_server', 2), ('mirrored', 2)])
 def test_the_training_is_bit_for_bit_that_without(tmp_path, strategy, n):
-    for name, every in (('with', 1), ('without', None)):
-        given = config(tmp_path / name, strategy=strategy, n=n, eval_every_steps=every, deterministic=True, summary_steps=2)
-        towers.train(model, train_set, given, eval_dataset=held_out if every else None)
-    assert reported(tmp_path / 'with') == reported(tmp_path / 'without')
+    for name, often in (('with', 1), ('without', None)):
+        given = config(tmp_path / name, strategy=strategy, n=n, eval_every_steps=often, deterministic=True, summary_steps=2)
+        towers.train(model, train_set, given, eval_dataset=held_out if often else None)
+    racing = ('batches',) if n > 1 else ()  # towers that count in one variable, as in a training without evaluations
+    assert reported(tmp_path / 'with', racing) == reported(tmp_path / 'without', racing)
     first, second = (tf.train.load_checkpoint(manifest.prefix_of(str(tmp_path / name), 6)) for name in ('with', 'without'))
     assert first.get_variable_to_shape_map() == second.get_variable_to_shape_map()
-    for name in first.get_variable_to_shape_map():
+    for name in set(first.get_variable_to_shape_map()) - {'input_position'}:  # which holds what is made ahead
         np.testing.assert_array_equal(first.get_tensor(name), second.get_tensor(name), err_msg=name)
     tags = [{tag for _, tag, _ in points(tmp_path / name)} for name in ('with', 'without')]
     assert tags[0] == tags[1]
+
+
+def plain(batch, *, training):
+    """A loss that falls by 0.1 in each step: w, with data that is 1 everywhere."""
+    del training
+    return towers.ModelOutput(tf.reduce_mean(batch) * harness.variable('w', 1.0))
+
+
+ONES = harness.numbers(1, 1, 1, 1)
+
+
+def train(folder, dataset=ONES, **changes):
+    given = config(folder, **{'optimizer': 'sgd', 'learning_rate': 0.1, 'global_batch_size': 2, 'eval_every_steps': 2, **changes})
+    return towers.train(plain, ONES, given, eval_dataset=dataset)
+
+
+def steps(folder, name='test'):
+    return [row['step'] for row in rows(folder, name)]
+
+
+def test_several_evaluators_and_a_last_step_that_is_no_multiple(tmp_path):
+    result = train(tmp_path, {'one': ONES, 'two': harness.numbers(2, 2, 2)}, eval_every_steps=4, train_steps=6)
+    assert steps(tmp_path, 'one') == steps(tmp_path, 'two') == [4, 6]
+    assert [row['loss'] for row in rows(tmp_path, 'two')] == pytest.approx([1.2, 0.8])
+    assert result.evaluations['two']['loss'] == pytest.approx(0.8) and result.evaluation['examples'] == 4
+    again = train(tmp_path, {'one': ONES, 'two': harness.numbers(2, 2, 2)}, eval_every_steps=4, train_steps=6)
+    assert (again.steps_run, again.evaluations) == (0, result.evaluations)
+
+
+def test_with_averages_it_evaluates_them(tmp_path):
+    train(tmp_path, ema_decay=0.5, use_ema=True, train_steps=2)
+    [row] = rows(tmp_path)
+    assert row['loss'] == pytest.approx(0.5 * 0.9 + 0.5 * 0.8)
+    with pytest.raises(ValueError, match='--use_ema reads an average of w of its own type, got none; give --ema_decay'):
+        train(tmp_path / 'none', use_ema=True)
+
+
+def nowhere():
+    """Examples of which the third can't be read."""
+    return tf.data.Dataset.range(4).map(lambda i: tf.debugging.check_numerics(tf.where(i < 2, 1.0, np.nan), 'it is spoilt'))
+
+
+@pytest.mark.parametrize(
+    ('dataset', 'message'),
+    [(nowhere, 'it is spoilt'), (lambda: ONES().filter(lambda x: x > 2), 'gave no examples')],
+    ids=['fails', 'is empty'],
+)
+def test_an_evaluation_that_fails_does_not_fail_the_training(tmp_path, dataset, message, caplog):
+    result = train(tmp_path, dataset)
+    assert (result.step, result.evaluation, result.stopped_by) == (6, {}, 'steps')
+    assert caplog.text.count('failed and the training goes on') == 3 and message in caplog.text
+    assert not os.path.exists(tmp_path / 'eval' / 'test' / 'results.jsonl')
+
+
+def test_a_score_that_is_not_a_number_is_a_result(tmp_path):
+    result = train(tmp_path, harness.numbers(1, np.nan))
+    assert (result.step, [row['loss'] for row in rows(tmp_path)]) == (6, [None] * 3)
+
+
+def test_rates_leave_the_evaluations_out(tmp_path):
+    pauses = [2.0]
+
+    def slow():
+        def wait(x):
+            time.sleep(pauses.pop() if pauses else 0)
+            return x
+
+        return ONES().map(lambda x: tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), []))
+
+    result = train(tmp_path, slow, train_steps=3)
+    with open(tmp_path / 'metrics.jsonl') as file:
+        assert max(json.loads(line)['step_ms'] for line in file) < 2000
+    assert rows(tmp_path)[0]['seconds'] >= 2 and result.examples_per_sec > 2
+
+
+@pytest.mark.parametrize('known', [False, True])
+def test_a_resumed_run_evaluates_what_was_cut_off_and_voids_what_comes_again(tmp_path, known):
+    train(tmp_path, train_steps=4)
+    path = tmp_path / 'eval' / 'test' / 'results.jsonl'
+    lines = path.read_text().splitlines(keepends=True)
+    assert len(lines) == 2
+    # Killed in the evaluation of step 4, or after an evaluation of a step whose checkpoint had not been written.
+    path.write_text(lines[0] if not known else lines[0] + lines[1] + '{"step": 6, "loss": 7.0}\n')
+    train(tmp_path, train_steps=6)
+    assert [(row['step'], row['loss']) for row in rows(tmp_path)] == [
+        (2, pytest.approx(0.8)),
+        (4, pytest.approx(0.6)),
+        (6, pytest.approx(0.4)),
+    ]
+
+
+def test_a_signal_ends_an_evaluation_and_the_next_start_makes_it(tmp_path):
+    def slow():
+        def signalled(x):
+            if started:
+                started.pop()
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.5)
+            return x
+
+        return ONES().map(lambda x: tf.ensure_shape(tf.numpy_function(signalled, [x], tf.float32), []))
+
+    started = [1]
+    result = train(tmp_path, slow, eval_batch_size=1)
+    assert (result.step, result.stopped_by) == (2, 'signal') and not (tmp_path / 'eval' / 'test' / 'results.jsonl').exists()
+    result = train(tmp_path, slow, eval_batch_size=1)
+    assert (result.step, result.stopped_by, steps(tmp_path)) == (6, 'steps', [2, 4, 6])
+
+
+def test_a_target_that_is_reached_ends_the_training_in_that_step(tmp_path):
+    result = train(tmp_path, eval_every_steps=1, early_stop='loss<=0.75', train_steps=100)
+    assert (result.step, result.stopped_by, steps(tmp_path)) == (3, 'early_stop', [1, 2, 3])
+
+
+def rises(batch, *, training):
+    """A loss of (w - 0.8)^2 in evaluation, while training makes w fall by 0.1 in each step."""
+    w = harness.variable('w', 1.0)
+    return towers.ModelOutput(tf.reduce_mean(batch) * (w if training else (w - 0.8) ** 2))
+
+
+def test_the_best_checkpoint_stays(tmp_path):
+    given = config(tmp_path, optimizer='sgd', learning_rate=0.1, global_batch_size=2, eval_every_steps=1, save_steps=1)
+    given = dataclasses.replace(given, keep_checkpoints=1, keep_best='loss', early_stop='loss:3', train_steps=50)
+    result = towers.train(rises, ONES, given, eval_dataset=ONES)
+    assert (result.step, result.stopped_by) == (5, 'early_stop')
+    assert [each.step for each in manifest.all(str(tmp_path))] == [2, 5]
+
+
+def test_a_rollback_voids_the_results_behind_it(tmp_path):
+    def poisoned():
+        spoilt = iter([1.0] * 10 + [np.nan] * 2 + [1.0] * 100)
+        return ONES().repeat(30).map(lambda x: tf.ensure_shape(tf.numpy_function(lambda x: np.float32(next(spoilt)), [x], tf.float32), []))
+
+    given = config(
+        tmp_path, optimizer='sgd', learning_rate=0.1, global_batch_size=2, eval_every_steps=1, save_steps=3, nan_policy='rollback'
+    )
+    given = dataclasses.replace(given, exact_resume=False, prefetch=0)
+    result = towers.train(plain, poisoned, given, eval_dataset=ONES)
+    assert (result.step, steps(tmp_path)) == (6, [1, 2, 3, 4, 5, 6])
+
+
+def test_the_clock_of_a_training_stands_still_meanwhile():
+    now = [5.0]
+    clock = every.Clock(lambda: now[0])
+    before = clock()
+    with clock.stopped():
+        now[0] += 100
+    now[0] += 1
+    assert clock() - before == 1
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'evaluate': True}, '--eval_every_steps=2 evaluates in the training, --evaluate is for processes beside it; give one'),
+        ({'evaluator': ('a:threads=1',)}, '--evaluator is for processes'),
+        ({'eval_parts': 2}, '--eval_parts is for processes'),
+        ({'eval_every_steps': 0}, '--eval_every_steps must be at least 1'),
+        ({'dataset': None}, '--eval_every_steps needs an evaluation dataset'),
+        ({'dataset': lambda: tf.data.Dataset.range(3).repeat()}, 'needs a dataset that ends'),
+    ],
+)
+def test_wrong_use_says_what_to_do(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        train(tmp_path, **changes)
+    assert not manifest.all(str(tmp_path))
+
+
+def grows(batch, *, training):
+    w = harness.variable('w', 1.0)
+    return towers.ModelOutput(tf.reduce_mean(batch) * (w if training else harness.variable('late', 1.0)))
+
+
+def test_a_variable_of_the_evaluation_alone_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="'late', which tower_0 did not share"):
+        towers.train(grows, ONES, config(tmp_path, eval_every_steps=1, global_batch_size=2), eval_dataset=ONES)

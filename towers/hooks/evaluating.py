@@ -47,6 +47,7 @@ class EvaluateHook(every.TimedHook):
         self.steady_request = tf.train.SessionRunArgs(step)
         self.timer = every.Every(steps)
         self._last: int | None = None
+        self._evaluated: int | None = None
 
     def begin(self) -> None:
         """Adds to the graph."""
@@ -63,14 +64,15 @@ class EvaluateHook(every.TimedHook):
         """Evaluates where it is due, and stops where the results say so."""
         self._last = int(run_values.results)
         if self.timer.due(self._last):
+            self._evaluated = self._last
             self._evaluations.evaluate(self._last)
             if stop.is_enough(self._enough):
                 run_context.request_stop()
 
     def end(self, session: tf.Session) -> None:
         """Evaluates the last step of a run that is done."""
-        if self._last is not None and self._final():
-            self._evaluations.evaluate(self._last)
+        if self._last not in (None, self._evaluated) and self._final():
+            self._evaluations.evaluate(self._last or 0)
 
     def went_back(self, step: int) -> None:
         """Takes the steps after `step` as new ones."""
