@@ -70,9 +70,18 @@ def local(config: config_lib.DeviceConfig) -> Site:
 
 
 def fixed(config: config_lib.Config) -> config_lib.Config:
-    """The configuration with a global batch that stays when machines are lost; as it is where there is one machine."""
-    if not config.worker_hosts:
+    """The configuration with a global batch that stays when machines are lost; as it is where none may be left out.
+
+    Raises:
+      ValueError: the learning rate would change with the number of machines.
+    """
+    if config.min_workers is None:
         return config
+    if config.lr_scaling != 'none':
+        raise ValueError(
+            f'--min_workers={config.min_workers} keeps the numbers when machines are lost, got --lr_scaling={config.lr_scaling}, which '
+            'would change them; give the learning rate itself.'
+        )
     size = config.examples_per_step(len(config.worker_hosts) * config.num_gpus)
     return dataclasses.replace(config, batch_size=None, global_batch_size=size)
 

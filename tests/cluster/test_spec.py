@@ -3,6 +3,7 @@
 import harness
 import pytest
 
+from towers import connecting
 from towers.cluster import spec
 
 
@@ -64,3 +65,12 @@ def test_a_task_is_found_by_its_number():
     assert str(found.task('worker', 1)) == 'worker 1 at b:2'
     with pytest.raises(ValueError, match='--task_index=2 is no worker of --worker_hosts=a:2,b:2; expected 0 to 1'):
         found.task('worker', 2)
+
+
+def test_the_global_batch_stays_where_machines_may_be_left_out():
+    flags = {'worker_hosts': ('a:2', 'b:2', 'c:2'), 'n': 4, 'batch_size': 5}
+    assert connecting.fixed(harness.config(**flags)).global_batch_size is None
+    fixed = connecting.fixed(harness.config(**flags, min_workers=2))
+    assert (fixed.batch_size, fixed.global_batch_size) == (None, 60)
+    with pytest.raises(ValueError, match='--min_workers=2 keeps the numbers .* got --lr_scaling=linear'):
+        connecting.fixed(harness.config(**flags, min_workers=2, lr_scaling='linear'))
