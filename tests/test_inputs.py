@@ -1,6 +1,9 @@
+import functools
+
 """Structures and shapes of batches, their split, positions and the errors of inputs; the laws of data are in conformance."""
 
 import collections
+import functools
 
 import harness
 import numpy as np
@@ -232,6 +235,23 @@ def test_fingerprints_differ_where_positions_can_not_be_exchanged():
     ]  # fmt: skip
     assert len(set(changed)) == len(changed)
     assert fingerprint() == fingerprint(n=4)
+
+
+def test_a_fingerprint_holds_sizes_of_buffers_also_inside_and_no_seeds():
+    def fingerprint(make):
+        with tf.Graph().as_default():
+            return training(make, 2, 4).fingerprint
+
+    def shuffled(buffer, seed=None, inside=False):
+        def inner(number):
+            return tf.data.Dataset.range(number, number + 2)
+
+        made = tf.data.Dataset.range(8).shuffle(buffer, seed)
+        return made.flat_map(lambda number: inner(number).shuffle(2, seed=1) if inside else inner(number))
+
+    changed = [functools.partial(shuffled, 3), functools.partial(shuffled, 5), functools.partial(shuffled, 3, inside=True)]
+    assert len({fingerprint(make) for make in changed}) == 3
+    assert fingerprint(changed[0]) == fingerprint(functools.partial(shuffled, 3, 7)) == fingerprint(functools.partial(shuffled, 3, 9))
 
 
 @pytest.mark.parametrize('n', [1, 2, 3])

@@ -22,11 +22,14 @@ def data():
     raise NotImplementedError
 
 
-def step_of(**shapes):
+def step_of(activation=tf.nn.relu, epoch_examples=100, **shapes):
     """As much of a training step as is looked at."""
-    with tf.Graph().as_default():
+    with tf.Graph().as_default() as graph:
         saved = {name: tf.get_variable(name, shape, use_resource=True) for name, shape in shapes.items()}
-    return types.SimpleNamespace(saved=saved, input=types.SimpleNamespace(epoch_examples=100))
+        with tf.name_scope('tower_0'):
+            activation(tf.reshape(tf.matmul(tf.ones([2, 2]), tf.ones([2, 2])), [4]))
+    given = types.SimpleNamespace(epoch_examples=epoch_examples)
+    return types.SimpleNamespace(saved=saved, input=given, step=types.SimpleNamespace(graph=graph), summary_prefixes=('tower_0/',))
 
 
 STEP = step_of(w=[2, 3], b=[3])
@@ -95,6 +98,7 @@ def test_what_means_the_same(before, now):
         ),
         ({}, {'step': step_of(w=[2, 4], b=[3])}, r'variables was 2 with 9 values in all \(.{8}\), is 2 with 11 values in all.*\. To '),
         ({}, {'step': step_of(w=[3, 2], b=[3])}, r'variables was 2 with 9 values in all \(.{8}\), is 2 with 9 values in all'),
+        ({}, {'step': step_of(tf.nn.tanh, w=[2, 3], b=[3])}, 'operations was 1 MatMul, 1 Relu, is 1 MatMul, 1 Tanh. To accept it: --al'),
         ({}, {'functions': {'model': data}}, 'model was test_meaning:model, is test_meaning:data. To accept it: --allow_changed=model.'),
         ({}, {'functions': {'optimizer': data}}, 'optimizer was momentum, is test_meaning:data. As before: --optimizer=momentum'),
     ],
@@ -117,7 +121,7 @@ def test_the_remedy_for_the_global_batch_names_what_it_replaces():
 
 
 def test_another_number_of_examples_in_a_pass_is_another_dataset():
-    more = types.SimpleNamespace(saved=STEP.saved, input=types.SimpleNamespace(epoch_examples=101))
+    more = step_of(epoch_examples=101, w=[2, 3], b=[3])
     with pytest.raises(ValueError, match='epoch_examples was 100, is 101. To accept it: --allow_changed=epoch_examples'):
         check(facts(), facts(step=more))
 

@@ -4,11 +4,13 @@ Two kinds of facts: those that decide what a step means and which numbers it giv
 model), and those that only say how it was made (the strategy, the number of towers), in which a resume is free.
 """
 
+import collections
 import dataclasses
 import functools
 import hashlib
 import json
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,7 +22,11 @@ from towers import config as config_lib
 from towers import structs
 
 _FREE = ('strategy', 'towers', 'input_pipeline')  # the numbers are the same, but for the order of sums
-_NO_FLAGS = ('lr_scaling', 'epoch_examples', 'variables', 'model', 'dataset')
+_NO_FLAGS = ('lr_scaling', 'epoch_examples', 'variables', 'operations', 'model', 'dataset')
+# What a model computes with. What only arranges shapes differs between numbers of towers.
+_COMPUTES = re.compile(
+    r'.*(MatMul|Conv|Pool|Norm|CrossEntropy|LSTM|GRU|RNN).*|Einsum|ResourceGather|(Log)?Soft(max|plus|sign)|(Leaky)?Relu6?|S?Elu|Tanh|Sigmoid|Erf|LRN'
+)
 
 
 def of(
@@ -44,6 +50,7 @@ def of(
         'seed': config.seed,
         'epoch_examples': step.input.epoch_examples,
         'variables': _variables(step),
+        'operations': _operations(step),
         **_optimizer(config, total_steps, own='optimizer' in functions),
         **{name: described(function) for name, function in functions.items()},
     }
@@ -128,6 +135,14 @@ def _variables(step: structs.TrainStep) -> str:
     lines = [f'{name} {variable.dtype.base_dtype.name} {variable.shape}' for name, variable in sorted(step.saved.items())]
     digest = hashlib.sha256('\n'.join(lines).encode()).hexdigest()[:8]
     return f'{len(lines)} with {sum(variable.shape.num_elements() or 0 for variable in step.saved.values())} values in all ({digest})'
+
+
+def _operations(step: structs.TrainStep) -> str:
+    """How many operations of each kind the model of one tower has."""
+    [scope] = step.summary_prefixes
+    found = [op for op in step.step.graph.get_operations() if op.name.startswith(scope) and '/gradients/' not in op.name]
+    counts = collections.Counter(op.type for op in found if _COMPUTES.fullmatch(op.type))
+    return ', '.join(f'{count} {kind}' for kind, count in sorted(counts.items())) or 'none of note'
 
 
 def _optimizer(config: config_lib.Config, total_steps: int | None, *, own: bool) -> dict[str, Any]:

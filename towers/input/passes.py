@@ -52,8 +52,12 @@ class Passes:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The types of the operations, which datasets must share to exchange positions."""
-        return tuple(node.op for node in self.definition.node)
+        """The types of the operations and their sizes, as of buffers: datasets must share both to exchange positions."""
+        sized = [name for node in self.definition.node for name in (node.input[1:2] if 'Shuffle' in node.op else node.input)]
+        whole = [self.given[name] for name in sized if name in self.given and all(name not in pair for pair in self.seeds)]
+        sizes = [str(tf.get_static_value(tensor)) for tensor in whole if tensor.dtype == tf.int64 and tensor.shape.rank == 0]
+        inside = [node.op for function in self.definition.library.function for node in function.node_def if _DATASET.search(node.op)]
+        return (*(node.op for node in self.definition.node), *sizes, *sorted(inside))
 
     def make(self, number: tf.Tensor | None = None) -> tf.data.Dataset:
         """The dataset in the current graph, in the order of pass `number` (int64 scalar); None = in the order of its own seeds."""
