@@ -42,6 +42,7 @@ PARTS = {
     'evaluator': 'evaluation',
     'results': 'evaluation',
     'scoring': 'evaluation',
+    'pace': 'evaluation',
     'inside': 'evaluation',
     'queue': 'evaluation',
     'parts': 'evaluation',

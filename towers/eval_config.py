@@ -35,17 +35,29 @@ class EvalConfig(options.Section):
     )
     eval_threads: int = options.option(1, 'threads in each pool of an evaluator beside the training')
     eval_nice: int = options.option(19, 'nice level of an evaluator beside the training: 0 as the training, 19 whatever is left over')
+    eval_max_slowdown: float | None = options.option(
+        None, "part of the training's speed, 0.1 for a tenth, that an evaluator on its machine may cost; it pauses to keep to it"
+    )
     eval_restarts: int = options.option(5, 'so often in a row an evaluator beside the training is started again after a crash')
     evaluator: tuple[str, ...] = options.option(
         (), 'an evaluator beside the training: name:dataset=...,cadence=...,device=...,threads=...; may be given again', repeated=True
     )
 
     def __post_init__(self) -> None:
-        for name, is_given in (('evaluate', self.evaluate), ('evaluator', self.evaluator), ('eval_parts', self.eval_parts != 1)):
+        for name, is_given in (
+            ('evaluate', self.evaluate),
+            ('evaluator', self.evaluator),
+            ('eval_parts', self.eval_parts != 1),
+            ('eval_max_slowdown', self.eval_max_slowdown),
+        ):
             options.require(
                 self.eval_every_steps is None or not is_given,
                 f'--eval_every_steps={self.eval_every_steps} evaluates in the training, --{name} is for processes beside it; give one.',
             )
+        options.require(
+            self.eval_max_slowdown is None or 0 < self.eval_max_slowdown < 1,
+            f'--eval_max_slowdown is a part of the speed, above 0 and below 1, got {self.eval_max_slowdown}; give e.g. 0.1.',
+        )
         options.at_least(self, 1, 'eval_every_steps', 'eval_batch_size', 'eval_num_gpus', 'eval_threads', 'eval_parts')
         options.at_least(self, 0, 'eval_idle_secs', 'eval_nice', 'eval_restarts')
         options.require(self.eval_nice <= 19, f'--eval_nice goes from 0 to 19, got {self.eval_nice}; give one of them.')
@@ -79,7 +91,19 @@ def specs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-_KEYS = ('dataset', 'cadence', 'device', 'num_gpus', 'batch_size', 'parts', 'gpu_memory_fraction', 'threads', 'nice', 'restarts')
+_KEYS = (
+    'dataset',
+    'cadence',
+    'device',
+    'num_gpus',
+    'batch_size',
+    'parts',
+    'gpu_memory_fraction',
+    'threads',
+    'nice',
+    'max_slowdown',
+    'restarts',
+)
 
 
 def _value(text: str, key: str, value: str, kind: Any) -> Any:

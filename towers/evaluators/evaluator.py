@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
+from absl import logging
 
 from towers import config as config_lib
 from towers import joining, structs
 from towers.checkpoint import manifest, restore
-from towers.evaluators import scoring
+from towers.evaluators import pace, scoring
 from towers.graph import averages, devices, marks, moved, strategies
 from towers.input import inputs
 from towers.run import process, session, watchdog
@@ -54,6 +55,7 @@ class Evaluator(contextlib.AbstractContextManager):
         self._session: Any = None
         self._watch: Any = None
         self._passes: Any = None
+        self._yielder = pace.of(config.model_dir or '', config.eval_max_slowdown)
         self.loaded: int | None = None  # step of the checkpoint
 
     def __enter__(self) -> 'Evaluator':
@@ -96,7 +98,11 @@ class Evaluator(contextlib.AbstractContextManager):
 
     def sums(self, checkpoint: manifest.Checkpoint, stop: threading.Event, *, part: int = 0) -> scoring.Sums | None:
         """What adds up over the dataset, or over one of its `eval_parts` parts; None if `stop` was set."""
-        made: scoring.Sums | None = self._passes.sums(checkpoint.step, stop, self._watch, part=part)
+        yielder = None if checkpoint.manifest.final else self._yielder  # then the training is done
+        made: scoring.Sums | None = self._passes.sums(checkpoint.step, stop, self._watch, part=part, yielder=yielder)
+        if yielder is not None and made is not None:
+            text = 'Evaluating beside the training takes %.0f %% of the time (--eval_max_slowdown, %d measurements).'
+            logging.info(text, 100 * yielder.pace.share, yielder.pace.measured)
         return made
 
     def result(self, checkpoint: manifest.Checkpoint, made: scoring.Sums) -> scoring.Evaluation:

@@ -16,6 +16,7 @@ from absl import logging
 from towers import config as config_lib
 from towers import errors, metrics, structs
 from towers.checkpoint import manifest
+from towers.evaluators import pace
 from towers.graph import build, marks
 from towers.graph.reduce import central
 from towers.input import inputs
@@ -131,7 +132,9 @@ class Passes:
         session.run(scoring.tables)
         self._step = session.make_callable(self._fetches)
 
-    def sums(self, step: int, stop: threading.Event, watch: watchdog.Watchdog, *, part: int = 0) -> Sums | None:
+    def sums(
+        self, step: int, stop: threading.Event, watch: watchdog.Watchdog, *, part: int = 0, yielder: pace.Yielder | None = None
+    ) -> Sums | None:
         """What adds up over the dataset, or a part of it; None if `stop` was set.
 
         Args:
@@ -139,13 +142,16 @@ class Passes:
           stop: ends it after the batch in flight.
           watch: is told of each batch.
           part: which one, where the dataset is split.
+          yielder: waits before each batch, for a training that must not become slow.
         """
         start = time.monotonic()
         watch.enter(watchdog.Part.PASS, step)
         self._session.run(self._scoring.anew)
         self._session.run(self._scoring.input.initializer, {self._scoring.part: part})
         examples, totals = 0, None
-        while (made := None if stop.is_set() else self._batch(watch)) is not None:
+        if yielder is not None:
+            yielder.begin()
+        while (made := self._next(stop, watch, yielder)) is not None:
             examples += int(made[0])
             totals = _added(totals, made[1])
         watch.enter(watchdog.Part.IDLE)
@@ -161,6 +167,13 @@ class Passes:
         _check_count(made.examples, self._scoring.input.epoch_examples)
         values = {name: _plain(value) for name, value in metrics.results(self._scoring.metrics, made.totals).items()}
         return {'step': step, 'examples': made.examples, **values}
+
+    def _next(self, stop: threading.Event, watch: watchdog.Watchdog, yielder: pace.Yielder | None) -> Any:
+        """As `_batch`, when it is time for it; None if `stop` was set."""
+        if yielder is not None:
+            watch.enter(watchdog.Part.IDLE)
+            yielder.between(stop)
+        return None if stop.is_set() else self._batch(watch)
 
     def _batch(self, watch: watchdog.Watchdog) -> tuple[Any, Mapping[str, Any]] | None:
         """The sums of the next batch; None at the input's own end."""
