@@ -1,5 +1,3 @@
-import functools
-
 """Structures and shapes of batches, their split, positions and the errors of inputs; the laws of data are in conformance."""
 
 import collections

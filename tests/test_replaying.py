@@ -1,6 +1,7 @@
 """A bad step made again from its bundle: the first bad operation is named, with its line in this file."""
 
 import inspect
+import pathlib
 import re
 
 import harness
@@ -190,3 +191,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         towers.replay(root, harness.numbers(1), folder)
     with pytest.raises(ValueError, match='is no bundle'):
         towers.replay(logarithm, harness.numbers(1), str(tmp_path))
+    inputs = pathlib.Path(folder, 'batch.data-00000-of-00001')
+    inputs.write_bytes(inputs.read_bytes()[:3])
+    with pytest.raises(ValueError, match=r'step-\d+/batch is damaged or not whole \(.+\); expected it as'):
+        towers.replay(logarithm, harness.numbers(1), folder)

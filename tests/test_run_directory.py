@@ -239,3 +239,18 @@ def test_a_saver_asks_before_each_change(tmp_path, sync, moment, left):
                 run.save()
     assert [found.step for found in manifest.all(str(folder))] == left
     assert seen[0] == state()
+
+
+@pytest.mark.parametrize(('damage', 'told'), [(b'', True), (b'\0\1 not a state', True), (None, True), ('as it was', False)], ids=str)
+def test_a_bad_pointer_file_is_told_and_made_anew(damage, told, tmp_path, caplog):
+    train(tmp_path)
+    path = tmp_path / 'checkpoint'
+    whole = path.read_bytes()
+    if damage is None:
+        path.unlink()
+    elif damage != 'as it was':
+        path.write_bytes(damage)
+    with caplog.at_level('WARNING'):
+        assert train(tmp_path, train_steps=4).steps_run == 1
+    assert ('is gone or damaged; manifests tell the checkpoints' in caplog.text) == told
+    assert path.read_bytes() != whole and b'"ckpt-4"' in path.read_bytes()

@@ -131,7 +131,7 @@ def _attempt(job: _Job, claim: run_directory.Claim, stop_event: threading.Event,
     made = program.at(site, job.model, job.dataset, job.config, program.Extras(job.optimizer))
     logging.info('%s', made.placement.note)
     functions = {'model': job.model, 'dataset': job.dataset, 'optimizer': job.optimizer}
-    claim = dataclasses.replace(claim, found=manifest.newest(job.model_dir))
+    claim = dataclasses.replace(claim, found=claim.newest())
     return _train(job, made, run_directory.agreed(claim, made, job.config, functions=functions), stop_event)
 
 

@@ -127,8 +127,9 @@ def read(prefix: str) -> Manifest:
     try:
         with open(prefix + '.json', 'rb') as file:
             fields = json.loads(file.read())
-        crc = fields.pop('crc32')
-        if crc != zlib.crc32(_canonical(fields)):
+        if not isinstance(fields, dict) or 'crc32' not in fields:
+            raise ValueError('it has no checksum')
+        if fields.pop('crc32') != zlib.crc32(_canonical(fields)):
             raise ValueError('its own checksum is another')
         # Another version may know more or fewer fields.
         found = Manifest(**{field.name: fields[field.name] for field in dataclasses.fields(Manifest) if field.name in fields})

@@ -39,6 +39,15 @@ def tidy(model_dir: str, config: config_lib.CheckpointConfig, found: Sequence[ma
             manifest.remove(model_dir, each.step, unless=functools.partial(leases.is_pinned, model_dir, each.step))
 
 
+def is_named(model_dir: str) -> bool:
+    """Whether TensorFlow's own file names a checkpoint; other tools go by it, Towers goes by manifests."""
+    try:
+        state = tf.train.get_checkpoint_state(model_dir)
+    except (OSError, ValueError, tf.errors.OpError):
+        return False
+    return state is not None and bool(state.model_checkpoint_path)
+
+
 def settle(model_dir: str, config: config_lib.CheckpointConfig) -> None:
     """Removes what a reader still had when the run was done; nothing where it isn't."""
     published = manifest.all(model_dir)

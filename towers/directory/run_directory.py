@@ -12,7 +12,7 @@ from absl import logging
 
 from towers import config as config_lib
 from towers import program
-from towers.checkpoint import files, manifest
+from towers.checkpoint import files, manifest, retention
 from towers.directory import lock, meaning, record
 
 _OURS = re.compile(r'ckpt-\d+\..+|checkpoint|config\.json|flags\.txt|metrics\.jsonl|events\.out\.tfevents\..+|eval|bundles|stacks-.+')
@@ -26,11 +26,13 @@ class Claim:
 
     Attributes:
       found: the checkpoint to go on from; None = a new run.
+      newest: looks for it again.
       check: raises LockError where the directory isn't this trainer's any more; `every_secs` makes it cheap.
       facts: what the run is trained under, once it is agreed.
     """
 
     found: manifest.Checkpoint | None = None
+    newest: Callable[[], manifest.Checkpoint | None] = lambda: None
     check: Callable[..., None] = lambda every_secs=0.0: None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -53,7 +55,13 @@ def claimed(config: config_lib.Config, stop: threading.Event) -> Iterator[Claim]
             set_aside(model_dir)
         else:
             _bring_back(model_dir)
-        yield Claim(manifest.newest(model_dir), held.check)
+        newest = manifest.Reader(model_dir).newest
+        found = newest()
+        if found is not None and not retention.is_named(model_dir):
+            logging.warning(
+                'The file checkpoint in %s is gone or damaged; the manifests tell the checkpoints, and it is made anew.', model_dir
+            )
+        yield Claim(found, newest, held.check)
 
 
 def agreed(claim: Claim, made: program.Program, config: config_lib.Config, *, functions: Mapping[str, Callable[..., Any] | None]) -> Claim:

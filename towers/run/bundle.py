@@ -47,9 +47,18 @@ class Bundle:
     towers: Sequence[Sequence[Mapping[str, Any]]]
 
     def values(self, name: str) -> Mapping[str, Any]:
-        """The arrays of `flight.BATCH` or `flight.VARIABLES` by name."""
-        reader = tf.train.load_checkpoint(os.path.join(self.folder, name))
-        return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
+        """The arrays of `flight.BATCH` or `flight.VARIABLES` by name.
+
+        Raises:
+          ValueError: they can't be read.
+        """
+        path = os.path.join(self.folder, name)
+        try:
+            reader = tf.train.load_checkpoint(path)
+            return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
+        except (tf.errors.OpError, RuntimeError, LookupError, ValueError) as error:  # TensorFlow's reader raises any of these
+            reason = ' '.join(str(error).split())
+            raise ValueError(f'{path} is damaged or not whole ({reason:.200}); expected it as the training wrote it.') from None
 
 
 def read(folder: str) -> Bundle:
