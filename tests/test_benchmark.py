@@ -6,7 +6,7 @@ import re
 import pytest
 import tensorflow.compat.v1 as tf
 
-from scripts._bench import options, profile, report, sides, suite, workloads
+from scripts._bench import beside, options, profile, report, sides, suite, workloads
 
 ROW = {
     'workload': 'w1', 'towers': 4, 'source': 'constants', 'side': 'towers', 'steps_per_sec': 100.0, 'ratio': 1.3, 'low': 1.2, 'high': 1.4,
@@ -110,3 +110,20 @@ def test_the_four_workloads_are_what_they_are_called():
             work.model(work.features(2), training=True)
             sizes[name] = sum(variable.shape.num_elements() for variable in tf.trainable_variables()), len(tf.trainable_variables())
     assert sizes == {'w1': (79_510, 4), 'w3': (25_557_032, 161), 'w4': (6_400_650, 3)}
+
+
+def test_a_training_is_measured_with_an_evaluator_and_without(monkeypatch):
+    monkeypatch.setattr(beside, '_SLICE_SECS', 0.05)
+    values, argv = options.define(), ['benchmark.py', '--measure=evaluator', '--device=cpu', '--model=mlp', '--dataset=digits']
+    values(argv)
+    assert options.names(values).parts == ['evaluator']
+    found = beside.measure(values, argv, rounds=3)
+    rates = [float(found[f'{name}, steps/s (median)']) for name in ('training alone', 'with an evaluator')]
+    assert min(rates) > 0 and re.fullmatch(r'\d\.\d{3} \(\d\.\d{3} to \d\.\d{3}\)', found['with / alone (median, quartiles)'])
+
+
+def test_without_anything_to_evaluate_on_it_says_so():
+    values, argv = options.define(), ['benchmark.py', '--eval_dataset=none']
+    values(argv)
+    with pytest.raises(ValueError, match='--measure=evaluator needs an evaluation dataset, got none'):
+        beside.measure(values, argv, rounds=1)

@@ -11,7 +11,8 @@ from scripts import _flags
 from scripts._bench import child, sides, workloads
 from towers import config as config_lib
 
-_PARTS = ('overhead', 'sides')
+_PARTS = ('overhead', 'sides', 'evaluator')
+_DEFAULT_PARTS = _PARTS[:2]
 _TITLE = 'Benchmark: what is measured, and how much.'
 
 
@@ -35,7 +36,7 @@ def define() -> flags.FlagValues:
     option, words = _flags.Option, tuple[str, ...]
     _flags.add(
         values, _TITLE,
-        option('measure', _PARTS, 'overhead: the product against a bare callable; sides: against what else one would use', kind=words),
+        option('measure', _DEFAULT_PARTS, 'overhead: of the product; sides: what else one would use; evaluator: beside one', kind=words),
         option('workloads', tuple(workloads.WORKLOADS), 'w1: perceptron, w2: ResNet-20, w3: ResNet-50, w4: embedding', kind=words),
         option('towers', (), 'numbers of towers, such as 1,2,4,8; --num_gpus if not given', kind=words),
         option('sources', ('constants',), 'constants: data in the graph; pipeline: one tf.data pipeline for all', kind=words),
