@@ -8,18 +8,20 @@ import dataclasses
 import os
 import re
 import textwrap
+import time
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from absl import flags
+from absl import flags, logging
 
 from scripts import _recipe
 from towers import config as config_lib
 
 RECORD = 'flags.txt'
+_POLL_SECS = 0.5
 _WORDS = {'true': True, 'false': False}
 _WANTED = {'int': 'a whole number', 'float': 'a number', 'bool': 'true or false'}
 
@@ -177,6 +179,17 @@ def recorded(fresh: flags.FlagValues, values: flags.FlagValues, folder: str, arg
         return values
     parse(fresh, [argv[0], f'--flagfile={record}', *argv[1:]])
     return fresh
+
+
+def await_record(values: flags.FlagValues, secs: float) -> None:
+    """Waits until a training has recorded its flags in --model_dir, `secs` seconds at most, unless --model says what is trained."""
+    record = os.path.join(str(values.model_dir), RECORD)
+    if values['model'].present or values.model_dir is None or os.path.exists(record):
+        return
+    logging.info('Waiting for a training to begin in %s.', values.model_dir)
+    end = time.monotonic() + secs
+    while time.monotonic() < end and not os.path.exists(record):
+        time.sleep(_POLL_SECS)
 
 
 def arguments(values: flags.FlagValues, flag: str) -> dict[str, Any]:

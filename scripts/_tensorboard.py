@@ -37,11 +37,15 @@ def beside(logdir: str, *, wanted: bool = True, say: Callable[[str], None] = log
     # -P: the scripts' folder is no place to import from; a file there may be named like a standard module.
     command = [sys.executable, '-P', os.path.abspath(__file__), '--logdir', os.path.abspath(logdir), '--port', str(port), '--host', _HOST]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    threading.Thread(target=_announce, args=(child, f'http://{_HOST}:{port}/', say), daemon=True).start()
+    said = threading.Event()
+    address = f'http://{_HOST}:{port}/'
+    threading.Thread(target=_announce, args=(child, address, said, say), daemon=True).start()
     try:
         yield
     finally:
         child.kill()
+        if not said.is_set():
+            say(f'The run was over before TensorBoard answered at {address}; to look at it now: tensorboard --logdir={logdir}')
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.communicate(timeout=_END_SECS)
 
@@ -52,14 +56,16 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _announce(child: subprocess.Popen[bytes], address: str, say: Callable[[str], None]) -> None:
+def _announce(child: subprocess.Popen[bytes], address: str, said: threading.Event, say: Callable[[str], None]) -> None:
     end = time.monotonic() + _START_SECS
     while child.poll() is None and time.monotonic() < end:
         with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=5):
+            said.set()
             say(f'TensorBoard at {address}')
             return
         time.sleep(0.2)
     if child.returncode not in (None, -9):
+        said.set()
         say(f'TensorBoard ended with {child.returncode} before it answered; see: {sys.executable} -m tensorboard.main --logdir=...')
 
 

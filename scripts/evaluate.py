@@ -28,6 +28,8 @@ def define() -> flags.FlagValues:
 
 def main(values: flags.FlagValues) -> int:
     """Evaluates and prints the metrics."""
+    if values.continuous:
+        _flags.await_record(values, values.eval_idle_secs)
     values = _flags.with_record(define(), values, sys.argv)
     config = _flags.to_config(values)
     work = _zoo.load(values)

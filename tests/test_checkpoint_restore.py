@@ -12,7 +12,7 @@ import small_run
 import tensorflow.compat.v1 as tf
 
 from towers import config
-from towers.checkpoint import manifest, restore
+from towers.checkpoint import manifest, restore, warm
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
@@ -144,12 +144,12 @@ def other(tmp_path_factory):
     return str(folder)
 
 
-def warm(names, shape=(3,), **settings):
+def warmed(names, shape=(3,), **settings):
     """The report of a warm start of float variables, and their values."""
     with tf.Graph().as_default() as graph, tf.Session() as session:
         variables = {name: tf.get_variable(name, shape, initializer=tf.zeros_initializer()) for name in names}
         variables['global_step'] = tf.get_variable('global_step', [], tf.int64, initializer=tf.zeros_initializer())
-        start = restore.WarmStart(variables, config=config.CheckpointConfig(**settings))
+        start = warm.WarmStart(variables, config=config.CheckpointConfig(**settings))
         graph.finalize()
         session.run([variable.initializer for variable in variables.values()])
         report = start.load(session)
@@ -159,7 +159,7 @@ def warm(names, shape=(3,), **settings):
 @pytest.mark.parametrize('path', ['', 'ckpt-5', 'ckpt-5.index', 'ckpt-5.data-00000-of-00001', 'ckpt-5.json'])
 def test_what_matches_is_set_and_the_rest_is_told(other, path, caplog):
     with caplog.at_level(std_logging.INFO):
-        report, values = warm(['layer/a', 'head'], init_checkpoint=os.path.join(other, path))
+        report, values = warmed(['layer/a', 'head'], init_checkpoint=os.path.join(other, path))
     assert report.loaded == {'layer/a': 'layer/a'}
     assert report.left == {'head': 'head is missing in the checkpoint'}
     assert list(report.unused) == ['layer/b']
@@ -173,8 +173,19 @@ def test_what_matches_is_set_and_the_rest_is_told(other, path, caplog):
     )
 
 
+def test_what_an_optimizer_keeps_starts_anew(tmp_path):
+    names = ('w', 'w/Adam', 'w/Adam_1', 'beta1_power', 'scope/beta2_power_1')
+    with tf.Graph().as_default(), tf.Session() as session:
+        made = {name: tf.get_variable(name, (3,), initializer=tf.ones_initializer()) for name in (*names, 'power')}
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver(made).save(session, str(tmp_path / 'other'), write_meta_graph=False)
+    report, values = warmed([*names, 'power'], init_checkpoint=str(tmp_path / 'other'))
+    assert set(report.loaded) == {'w', 'power'} and {report.left[name] for name in names[1:]} == {"an optimizer's"}
+    assert values['w'].tolist() == [1.0] * 3 and values['w/Adam'].tolist() == [0.0] * 3
+
+
 def test_exclude_and_rename(other):
-    report, values = warm(
+    report, values = warmed(
         ['net/x', 'net/b', 'net/c'], init_checkpoint=other, init_exclude=('/b$',), init_rename=('^net/:layer/', r'layer/(?:x|c)$:layer/a')
     )
     assert report.loaded == {'net/c': 'layer/a', 'net/x': 'layer/a'}
@@ -184,7 +195,7 @@ def test_exclude_and_rename(other):
 
 def test_another_shape_is_left(other):
     with pytest.raises(ValueError, match=r"sets none of 1 variables .*'shape \[4\], in the checkpoint \[3\]'.*--init_rename=pattern"):
-        warm(['layer/a'], shape=(4,), init_checkpoint=other)
+        warmed(['layer/a'], shape=(4,), init_checkpoint=other)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +213,7 @@ def test_wrong_warm_starts(other, settings, message):
     os.makedirs(os.path.join(other, 'empty'), exist_ok=True)
     settings = {name: value.format(other) if isinstance(value, str) else value for name, value in settings.items()}
     with pytest.raises(ValueError, match=message):
-        warm(['layer/a'], **settings)
+        warmed(['layer/a'], **settings)
 
 
 def test_a_checkpoint_of_tensorflows_own_saver(tmp_path):
@@ -210,7 +221,7 @@ def test_a_checkpoint_of_tensorflows_own_saver(tmp_path):
         variable = tf.get_variable('theirs/a', initializer=[7.0, 8.0, 9.0])
         session.run(variable.initializer)
         tf.train.Saver([variable]).save(session, str(tmp_path / 'model.ckpt'), global_step=12)
-    report, values = warm(['layer/a'], init_checkpoint=str(tmp_path), init_rename=('layer:theirs',))
+    report, values = warmed(['layer/a'], init_checkpoint=str(tmp_path), init_rename=('layer:theirs',))
     assert report.prefix == str(tmp_path / 'model.ckpt-12')
     np.testing.assert_array_equal(values['layer/a'], [7.0, 8.0, 9.0])
 

@@ -16,6 +16,8 @@ import runs
 import tensorflow.compat.v1 as tf
 import test_evaluation
 
+from towers import config
+from towers.checkpoint import leases, manifest, retention
 from towers.evaluators import companion, supervisor
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -97,6 +99,18 @@ def test_several_evaluate_beside_and_end_with_the_last_checkpoint(tmp_path):
     assert found['other'] == {'step': 5, 'examples': 3, 'loss': 10.0, 'twice': 20.0, 'both': [6.0, -6.0]}
     assert multiprocessing.active_children() == []
     assert test_evaluation.steps(tmp_path) == [3, 5]
+
+
+def test_no_checkpoint_goes_before_it_is_up(tmp_path):
+    keep_one = config.CheckpointConfig(keep_checkpoints=1)
+    with supervised((numbers, runs.config(tmp_path))) as beside:
+        for step in (1, 2, 3):
+            test_evaluation.publish(tmp_path, step)
+            retention.tidy(str(tmp_path), keep_one, manifest.all(str(tmp_path)))
+        assert [each.step for each in manifest.all(str(tmp_path))] == [1, 2, 3]
+        wait_until(lambda: not leases.is_pinned(str(tmp_path), 99))
+        beside.wait(LIMIT_SECS)
+    assert test_evaluation.steps(tmp_path) == [1, 2, 3]
 
 
 def test_a_crashed_one_is_started_again_and_a_hopeless_or_late_one_is_a_warning(tmp_path, warnings, monkeypatch):

@@ -2,6 +2,8 @@ import dataclasses
 import pickle
 import sys
 import textwrap
+import threading
+import time
 
 import pytest
 
@@ -307,3 +309,16 @@ def test_a_models_own_error_keeps_its_traceback(own):
 
 def test_divergence_and_the_librarys_own_errors_have_their_codes():
     assert _main._code(errors.Diverged('at step 3')) == 3
+
+
+@pytest.mark.parametrize(('arguments', 'waits'), [([], True), (['--model=mlp'], False)], ids=['no model', 'a model'])
+def test_a_record_is_waited_for_where_nothing_else_says_what_is_trained(arguments, waits, tmp_path):
+    values = _flags.define()
+    values(['evaluate.py', f'--model_dir={tmp_path}', *arguments])
+    began = time.monotonic()
+    writer = threading.Timer(0.3, (tmp_path / _flags.RECORD).write_text, ['--model=mlp'])
+    writer.start()
+    _flags.await_record(values, 60.0)
+    assert (time.monotonic() - began >= 0.3) == waits
+    writer.join()
+    _flags.await_record(values, 60.0)

@@ -14,7 +14,7 @@ import small_run
 import tensorflow.compat.v1 as tf
 
 from towers import config
-from towers.checkpoint import leases, manifest, restore, retention
+from towers.checkpoint import leases, manifest, retention, warm
 
 TRAINER = pathlib.Path(__file__).with_name('small_run.py')
 KEEP_ONE = config.CheckpointConfig(keep_checkpoints=1)
@@ -115,10 +115,10 @@ def test_a_warm_start_pins_what_it_reads(tmp_path):
     published(tmp_path, 1, 2)
     with tf.Graph().as_default(), tf.Session() as session:
         variables = {'w': tf.get_variable('w', [])}
-        warm = restore.WarmStart(variables, config=config.CheckpointConfig(init_checkpoint=str(tmp_path)))
+        start = warm.WarmStart(variables, config=config.CheckpointConfig(init_checkpoint=str(tmp_path)))
         published(tmp_path, 3)
         assert tidied(tmp_path) == [2, 3]
-        warm.load(session)
+        start.load(session)
         assert session.run(variables['w']) == 2
     assert tidied(tmp_path) == [3]
 

@@ -5,7 +5,7 @@ from absl import logging
 
 from towers import config as config_lib
 from towers import program
-from towers.checkpoint import manifest, restore
+from towers.checkpoint import manifest, restore, warm
 from towers.graph import devices
 from towers.input import positions
 
@@ -24,7 +24,7 @@ class Starter:
     def __init__(self, made: program.Program, found: manifest.Checkpoint | None, config: config_lib.Config) -> None:
         step = made.step
         self._made, self._found, self._model_dir = made, found, str(config.model_dir)
-        self._warm = restore.WarmStart(step.saved, config=config) if config.init_checkpoint and found is None else None
+        self._warm = warm.WarmStart(step.saved, config=config) if config.init_checkpoint and found is None else None
         self._restorer = restore.Restorer(step.saved, step.input) if found is not None else None
         if config.nan_policy == 'rollback':
             self._back = restore.Restorer({name: variable for name, variable in step.saved.items() if name != COUNTER})

@@ -60,6 +60,11 @@ class Lease(contextlib.AbstractContextManager):
         self._facts = _Facts(holder, socket.gethostname(), os.getpid(), limit_secs=limit_secs)
         self._over = threading.Event()
 
+    @property
+    def path(self) -> str:
+        """The lease's file; it ends where somebody removes that."""
+        return self._path
+
     def __enter__(self) -> 'Lease':
         if os.path.isdir(os.path.dirname(self._folder)):
             self._write(None)

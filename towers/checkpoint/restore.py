@@ -1,22 +1,17 @@
-"""Restoring: a run's own checkpoint into its variables and input, or another model's values into what matches."""
+"""Restoring: a run's own checkpoint into its variables and input."""
 
-import contextlib
 import itertools
-import os
-import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from towers import config as config_lib
 from towers import structs
-from towers.checkpoint import leases, manifest, position
+from towers.checkpoint import manifest, position
 
 T = TypeVar('T')
 _MOST_BYTES = 2**30  # a message to a server, by which the master of a cluster gets its values, ends at twice as many
-_NEVER_WARM = ('global_step', 'examples_seen', 'skipped_steps', position.POSITION, position.PLACE)
 # What TensorFlow's reader raises on a file that is gone, cut or changed; some of it has no own class.
 UNREADABLE = (tf.errors.OpError, ValueError, IndexError, OSError, manifest.CheckpointError)
 
@@ -32,7 +27,7 @@ class Restorer:
     def __init__(self, variables: Mapping[str, tf.Variable], input: structs.Input | None = None):
         self._variables = dict(variables)
         self._input = input
-        self._setter = _Setter(variables)
+        self._setter = Setter(variables)
         self._position: tf.Tensor | None = None
         if input is not None and input.restore_position is not None:
             with tf.name_scope('restore/position'):
@@ -95,83 +90,6 @@ class Restorer:
         return ''
 
 
-class WarmReport(NamedTuple):
-    """What a warm start did.
-
-    Attributes:
-      prefix: the checkpoint read.
-      loaded: variable -> its name in the checkpoint.
-      left: variable -> why it keeps its initial value.
-      unused: names in the checkpoint that no variable took.
-    """
-
-    prefix: str
-    loaded: Mapping[str, str]
-    left: Mapping[str, str]
-    unused: Sequence[str]
-
-
-class WarmStart:
-    """Sets the variables that match a checkpoint of another run by name and shape, as `--init_checkpoint` asks.
-
-    The checkpoint is looked at when this is made, so that only what will be set gets an operation; where it is one of a run
-    directory it stays there until it is loaded. Step, examples and input position are never taken.
-
-    Args:
-      variables: name in a checkpoint of this run -> variable.
-      config: `init_checkpoint` (prefix or folder), `init_exclude`, `init_rename`.
-
-    Raises:
-      ValueError: there is no such checkpoint, a pattern is wrong, or no variable matches.
-    """
-
-    def __init__(self, variables: Mapping[str, tf.Variable], *, config: config_lib.CheckpointConfig):
-        exclude = [_pattern('init_exclude', text) for text in config.init_exclude]
-        rename = [_rename(text) for text in config.init_rename]
-        with contextlib.ExitStack() as pinned:
-            prefix = _pin(config.init_checkpoint or '', pinned)
-            self._reader = _open(prefix)
-            self._lease = pinned.pop_all()
-        shapes, dtypes = self._reader.get_variable_to_shape_map(), self._reader.get_variable_to_dtype_map()
-        loaded, left = {}, {}
-        for name in sorted(set(variables) - set(_NEVER_WARM)):
-            source = name
-            for pattern, replacement in rename:
-                source = pattern.sub(replacement, source)
-            problem = 'excluded' if any(pattern.search(name) for pattern in exclude) else None
-            problem = problem or _mismatch(variables[name], source, shapes, dtypes)
-            if problem:
-                left[name] = problem
-            else:
-                loaded[name] = source
-        unused = sorted(set(shapes) - set(loaded.values()) - set(_NEVER_WARM))
-        self.report = WarmReport(prefix, loaded, left, unused)
-        if not loaded:
-            self._lease.close()
-            raise ValueError(
-                f'--init_checkpoint={config.init_checkpoint} sets none of {len(left)} variables (first: {list(left.items())[:3]}); '
-                f'it holds {unused[:5]}. Give --init_rename=pattern:replacement from the names here to those, or another checkpoint.'
-            )
-        self._setter = _Setter({name: variables[name] for name in loaded})
-
-    def load(self, session: tf.Session) -> WarmReport:
-        """Sets the matching variables, logs what was and wasn't set, and returns it."""
-        report = self.report
-        self._setter.run(session, {name: self._reader.get_tensor(source) for name, source in report.loaded.items()})
-        self._lease.close()
-        logging.info(
-            'Initial values from %s: %d variables set (%s), %d left (%s), %d of the checkpoint unused (%s).',
-            report.prefix,
-            len(report.loaded),
-            ', '.join(name if name == source else f'{name} from {source}' for name, source in report.loaded.items()),
-            len(report.left),
-            ', '.join(f'{name}: {why}' for name, why in report.left.items()) or 'none',
-            len(report.unused),
-            ', '.join(report.unused) or 'none',
-        )
-        return report
-
-
 def retrying(
     model_dir: str,
     load: Callable[[manifest.Checkpoint], T],
@@ -208,7 +126,7 @@ def retrying(
     raise AssertionError('at least one attempt')
 
 
-class _Setter:
+class Setter:
     """Operations that give variables values from outside."""
 
     def __init__(self, variables: Mapping[str, tf.Variable]):
@@ -220,6 +138,7 @@ class _Setter:
             ]
 
     def run(self, session: tf.Session, values: Mapping[str, Any]) -> None:
+        """Sets the variables to `values` by name."""
         for names, assign in self._assigns:
             session.run(assign, {self._values[name]: values[name] for name in names})
 
@@ -233,7 +152,8 @@ def _parts(variables: Mapping[str, tf.Variable]) -> list[list[str]]:
     return list(parts.values())
 
 
-def _mismatch(variable: tf.Variable, source: str, shapes: Mapping[str, Any], dtypes: Mapping[str, Any]) -> str | None:
+def mismatch(variable: tf.Variable, source: str, shapes: Mapping[str, Any], dtypes: Mapping[str, Any]) -> str | None:
+    """Why a variable can't have the value `source` of a checkpoint with these shapes and types; None where it can."""
     if source not in shapes:
         return f'{source} is missing in the checkpoint'
     if not variable.shape.is_compatible_with(shapes[source]):
@@ -244,7 +164,7 @@ def _mismatch(variable: tf.Variable, source: str, shapes: Mapping[str, Any], dty
 
 
 def _require_match(variables: Mapping[str, tf.Variable], shapes: Mapping[str, Any], dtypes: Mapping[str, Any], prefix: str) -> None:
-    problems = {name: _mismatch(variable, name, shapes, dtypes) for name, variable in variables.items()}
+    problems = {name: mismatch(variable, name, shapes, dtypes) for name, variable in variables.items()}
     bad = {name: problem for name, problem in problems.items() if problem}
     if bad:
         shown = '; '.join(f'{name}: {problem}' for name, problem in list(bad.items())[:5])
@@ -252,47 +172,3 @@ def _require_match(variables: Mapping[str, tf.Variable], shapes: Mapping[str, An
             f'Checkpoint {prefix} does not fit {len(bad)} of {len(variables)} variables ({shown}); expected the same model and optimizer. '
             'Use --init_checkpoint to take what matches into a new --model_dir.'
         )
-
-
-def _pattern(flag: str, text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise ValueError(f'--{flag} needs regular expressions, got {text!r} ({error}); correct it.') from None
-
-
-def _rename(text: str) -> tuple[re.Pattern[str], str]:
-    pattern, colon, replacement = text.rpartition(':')
-    if not colon or not pattern:
-        raise ValueError(f'--init_rename needs pattern:replacement, got {text!r}; give e.g. --init_rename=^old/:new/.')
-    return _pattern('init_rename', pattern), replacement
-
-
-def _pin(path: str, pinned: contextlib.ExitStack) -> str:
-    """The prefix of the checkpoint that `path` names; one of a run directory stays there until `pinned` is closed."""
-    folder = path if tf.io.gfile.isdir(path) else os.path.dirname(path)
-    lease = pinned.enter_context(leases.Lease(folder, 'warm start')) if manifest.all(folder) else None
-    prefix = _locate(path)
-    found = re.fullmatch(r'ckpt-(\d+)', os.path.basename(prefix))
-    if lease is not None and found:
-        lease.narrow(int(found[1]))
-    return prefix
-
-
-def _locate(path: str | None) -> str:
-    if not path:
-        raise ValueError('A warm start needs --init_checkpoint, got none; give the prefix of a checkpoint or its folder.')
-    if not tf.io.gfile.isdir(path):
-        return re.sub(r'\.(index|json|data-\d+-of-\d+)$', '', path)
-    found = manifest.newest(path) if manifest.all(path) else None
-    prefix = found.prefix if found else tf.train.latest_checkpoint(path)
-    if prefix is None:
-        raise ValueError(f'--init_checkpoint={path} is a folder without a checkpoint; give a prefix, or a folder with a `checkpoint` file.')
-    return prefix
-
-
-def _open(prefix: str) -> Any:
-    try:
-        return tf.train.load_checkpoint(prefix)
-    except UNREADABLE as error:
-        raise ValueError(f'--init_checkpoint={prefix} is not a readable checkpoint ({error}); give its path without endings.') from error

@@ -7,6 +7,7 @@ silent; when the parent is gone, however that came, its end makes the kernel end
 import contextlib
 import dataclasses
 import fcntl
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -16,20 +17,29 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent import futures
 from multiprocessing import connection, resource_tracker
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import logging
 
 from towers import config as config_lib
 from towers import structs
+from towers.checkpoint import leases
 from towers.evaluators import evaluation
 
 _NAME = 'towers-evaluator'
 _NO_MORE = 'no other checkpoint will follow'
 _ORPHANED = 1
+_UP_SECS = 120.0  # in which an evaluator looks for checkpoints for the first time
 WRONG_USE = 2  # exit code of what will fail again
 _STOP_SECS = 5.0
 _starting = threading.Lock()  # the environment, which a child inherits, is the whole process's
+
+
+class _Parent(NamedTuple):
+    """What a child knows of its parent: the process, and the file of a lease that pins all checkpoints until the child is up."""
+
+    pid: int
+    lease: str
 
 
 class Companion(contextlib.AbstractContextManager):
@@ -56,6 +66,8 @@ class Companion(contextlib.AbstractContextManager):
         self._pipes: tuple[Any, ...] = ()
         self._over = False
         self._lock = threading.Lock()
+        self._lease = leases.Lease(folder, f'evaluator {config.eval_name}, starting')
+        self._unpin: threading.Timer | None = None
 
     def __enter__(self) -> 'Companion':
         self.start()
@@ -65,12 +77,22 @@ class Companion(contextlib.AbstractContextManager):
         self.stop()
 
     def start(self) -> None:
-        """Starts the process, which takes some seconds to import TensorFlow and build its graph, and returns at once."""
+        """Starts the process, which takes some seconds to import TensorFlow and build its graph, and returns at once.
+
+        At the first start all checkpoints are pinned until the process has seen them.
+        """
+        if self._unpin is None:
+            self._lease.__enter__()
+            self._unpin = threading.Timer(_UP_SECS, self._lease.__exit__)
+            self._unpin.daemon = True
+            self._unpin.start()
         context = multiprocessing.get_context('spawn')
         word, own_word = context.Pipe(duplex=False)
         life, own_life = context.Pipe(duplex=False)
         name = f'{_NAME}-{self.config.eval_name}'
-        process: Any = context.Process(target=_serve, args=(*self._work, (word, life), os.getpid()), name=name, daemon=True)
+        process: Any = context.Process(
+            target=_serve, args=(*self._work, (word, life), _Parent(os.getpid(), self._lease.path)), name=name, daemon=True
+        )
         resource_tracker.ensure_running()  # it would lift the block of signals below
         with _starting, _environment(_child_environment(self.config)), futures.ThreadPoolExecutor(1) as pool:
             pool.submit(_launch, process, self.config.eval_nice).result()
@@ -105,6 +127,9 @@ class Companion(contextlib.AbstractContextManager):
 
     def stop(self) -> None:
         """Ends the process within some seconds, if it is there; what it has written stays."""
+        if self._unpin is not None:
+            self._unpin.cancel()
+            self._lease.__exit__()
         with self._lock:
             process, self._process = self._process, None
         if process is None:
@@ -183,15 +208,20 @@ def _serve(
     dataset: structs.Dataset,
     config: config_lib.Config,
     pipes: tuple[connection.Connection, connection.Connection],
-    parent: int,
+    parent: _Parent,
 ) -> None:
     """The child: follows the checkpoints until the parent says that there will be no more."""
     os.setpriority(os.PRIO_PROCESS, 0, _priority(config.eval_nice))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # at once, whatever the script's own handler does
     word, _ = pipes
 
+    looks = itertools.count()
+
     def is_over() -> bool:
-        if os.getppid() != parent:  # and something else holds the other end of its pipe
+        if next(looks) == 1:  # it has looked for checkpoints once
+            with contextlib.suppress(OSError):
+                os.unlink(parent.lease)
+        if os.getppid() != parent.pid:  # and something else holds the other end of its pipe
             os._exit(_ORPHANED)
         return word.poll()
 

@@ -86,7 +86,7 @@ class EventWriter:
                 self._open()
             self._append(event)
         except _FAILURES as error:
-            self._warned = _warn(error, self._path, self._warned)
+            self._warned = _warn(error, self._path or self._folder, self._warned)
             self._give_up()
 
     def _open(self) -> None:
@@ -269,5 +269,5 @@ def _plain(value: Any) -> Any:
 
 def _warn(error: Exception, path: str, warned: bool) -> bool:
     if not warned:
-        logging.warning('%s can not be written (%s); the training goes on without what is lost here.', path, ' '.join(str(error).split()))
+        logging.warning('%s can not be written (%s); the work goes on without what is lost here.', path, ' '.join(str(error).split()))
     return True
