@@ -15,6 +15,7 @@ from absl import flags
 from scripts import _flags
 from towers import errors
 from towers.cluster import server
+from towers.live import publisher
 from towers.run import signals
 from towers.sessions import admission
 
@@ -29,12 +30,16 @@ def run(main: Callable[[flags.FlagValues], int], values: flags.FlagValues, doc: 
     try:
         code = _guarded(main, values, doc or '')
     except Exception:
-        if not server.is_started():
+        if not _has_server():
             raise
         traceback.print_exc()
-    if server.is_started():
+    if _has_server():
         signals.leave(code)  # a server of TensorFlow has no orderly end, and may hold up that of the interpreter
     sys.exit(code)
+
+
+def _has_server() -> bool:
+    return server.is_started() or publisher.is_started()
 
 
 def print_table(rows: Mapping[str, Any]) -> None:

@@ -14,7 +14,8 @@ from absl import flags
 
 import towers
 from scripts import _flags, _main, _zoo
-from towers.evaluators import supervisor
+from towers import config as config_lib
+from towers.evaluators import supervisor, unsaved
 
 
 def define() -> flags.FlagValues:
@@ -22,7 +23,8 @@ def define() -> flags.FlagValues:
     values = _flags.define()
     newest = _flags.Option('checkpoint', None, 'prefix of the one to evaluate; the newest whole one if not given')
     each = _flags.Option('continuous', False, "each new one until the job's last, or --eval_idle_secs without any", kind=bool)
-    _flags.add(values, 'Checkpoints to evaluate: which are read.', newest, each)
+    live = _flags.Option('live', False, 'what a training on this machine serves by --serve_snapshots, in place of checkpoints', kind=bool)
+    _flags.add(values, 'Checkpoints to evaluate: which are read.', newest, each, live)
     return values
 
 
@@ -37,6 +39,10 @@ def main(values: flags.FlagValues) -> int:
     chosen = declared.get(config.eval_name) or supervisor.Evaluator(config, work.eval_dataset)
     if chosen.dataset is None:
         raise ValueError('Nothing to evaluate on, got no --eval_dataset; give one, of the zoo or as package.module:function.')
+    if values.live:
+        config_lib.require(values.checkpoint is None, f'--live takes no --checkpoint, got {values.checkpoint}; give one of the two.')
+        _main.print_table(unsaved.evaluate(work.model, chosen.dataset, chosen.config, continuous=values.continuous))
+        return _main.DONE
     found = towers.evaluate(work.model, chosen.dataset, chosen.config, checkpoint=values.checkpoint, continuous=values.continuous)
     _main.print_table(found)
     return _main.DONE if found else _main.FAILED  # --continuous and no checkpoint ever came

@@ -7,7 +7,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 L0 = {
-    'structs', 'options', 'config', 'device_config', 'cluster_config', 'eval_config', 'early_stop', 'identity', 'metrics', 'randomness', 'errors',
+    'structs', 'options', 'config', 'device_config', 'cluster_config', 'eval_config', 'early_stop', 'identity', 'metrics',
+    'randomness', 'errors',
 }  # fmt: skip
 L2 = {'strategies'}
 L3 = {
@@ -43,6 +44,7 @@ PARTS = {
     'results': 'evaluation',
     'scoring': 'evaluation',
     'pace': 'evaluation',
+    'unsaved': 'evaluation',
     'inside': 'evaluation',
     'queue': 'evaluation',
     'parts': 'evaluation',

@@ -22,6 +22,10 @@ class EvalConfig(options.Section):
     eval_every_steps: int | None = options.option(
         None, 'evaluate in the training itself, between its steps and on its towers, at multiples of so many steps and at its end'
     )
+    serve_snapshots: int | None = options.option(
+        None,
+        'serve the variables to evaluate.py --live on this machine every so many steps, from memory; any user of it can reach the port',
+    )
     eval_batch_size: int = options.option(256, 'examples for each tower and evaluation step')
     eval_num_gpus: int = options.option(1, 'towers of the evaluator')
     eval_device: Literal['auto', 'gpu', 'cpu'] = options.option('cpu', "where the evaluator's towers run")
@@ -58,7 +62,7 @@ class EvalConfig(options.Section):
             self.eval_max_slowdown is None or 0 < self.eval_max_slowdown < 1,
             f'--eval_max_slowdown is a part of the speed, above 0 and below 1, got {self.eval_max_slowdown}; give e.g. 0.1.',
         )
-        options.at_least(self, 1, 'eval_every_steps', 'eval_batch_size', 'eval_num_gpus', 'eval_threads', 'eval_parts')
+        options.at_least(self, 1, 'eval_every_steps', 'serve_snapshots', 'eval_batch_size', 'eval_num_gpus', 'eval_threads', 'eval_parts')
         options.at_least(self, 0, 'eval_idle_secs', 'eval_nice', 'eval_restarts')
         options.require(self.eval_nice <= 19, f'--eval_nice goes from 0 to 19, got {self.eval_nice}; give one of them.')
         specs(self.evaluator)

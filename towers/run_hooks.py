@@ -16,7 +16,8 @@ from towers.checkpoint import saver
 from towers.evaluators import inside as inside_lib
 from towers.evaluators import results as results_lib
 from towers.graph import marks
-from towers.hooks import every, nan, network, progress, scalars, start, stop, summary, weightless
+from towers.hooks import every, nan, network, progress, scalars, serving, start, stop, summary, weightless
+from towers.live import publisher
 from towers.run import bundle, rescue, session, watchdog, writers
 
 _LOG_STEPS, _SUMMARY_STEPS = 20, 100
@@ -89,7 +90,16 @@ def reporting(
         summary.SummaryHook(step, when=every.often(config.summary_steps, _SUMMARY_STEPS, clock), write=reports.events.summary),
         *[network.NetworkHook(step.step, when=every.often(config.summary_steps, _SUMMARY_STEPS, clock), write=reports.events.scalars)]
         * bool(made.site.target),
+        *_serving(made, config, closing),
     ]
+
+
+def _serving(made: program.Program, config: config_lib.Config, closing: contextlib.ExitStack) -> list[tf.train.SessionRunHook]:
+    if not config.serve_snapshots:
+        return []
+    served = publisher.Publisher(made.step.saved, str(config.model_dir))
+    closing.callback(served.close)
+    return [serving.ServeHook(served, config.serve_snapshots, step=made.step.step)]
 
 
 def rescuing(

@@ -55,6 +55,10 @@ class Restorer:
             logging.warning('The input starts at the beginning of an epoch, not where checkpoint %s left it: %s.', found.prefix, problem)
         return problem is None
 
+    def set(self, session: tf.Session, values: Mapping[str, Any]) -> None:
+        """Sets every variable to a value that is at hand; the input stays."""
+        self._setter.run(session, values)
+
     def _move_input(self, session: tf.Session, reader: Any, found: manifest.Checkpoint) -> str | None:
         """Brings the input to where the checkpoint left it; returns why that can't be."""
         assert self._input is not None

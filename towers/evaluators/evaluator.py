@@ -3,7 +3,7 @@
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -46,7 +46,8 @@ class Evaluator(contextlib.AbstractContextManager):
             source = inputs.open_source(dataset, host=towers[0].host, proto=self._proto)
             scope = strategies.parameter_server(parameter_device=device, seed=config.seed).scope
             self._scoring = scoring.make(model, source, config, self._placement, scope=scope)
-            self._restorer = restore.Restorer(averages.restored(tf.global_variables(), averaged=config.use_ema))
+            self.variables = averages.restored(tf.global_variables(), averaged=config.use_ema)
+            self._restorer = restore.Restorer(self.variables)
         self._graph.finalize()
         moved.check(self._graph, self._proto, section)
         self._config, self.parts = config, config.eval_parts
@@ -104,6 +105,14 @@ class Evaluator(contextlib.AbstractContextManager):
             text = 'Evaluating beside the training takes %.0f %% of the time (--eval_max_slowdown, %d measurements).'
             logging.info(text, 100 * yielder.pace.share, yielder.pace.measured)
         return made
+
+    def evaluate(self, step: int, values: Mapping[str, Any], stop: threading.Event) -> scoring.Evaluation | None:
+        """What values of all `variables` by name, which are those of a step, score; None if `stop` was set; raises as `run`."""
+        self._watch.enter(watchdog.Part.LOADING)
+        self._restorer.set(self._session, values)
+        self.loaded = step
+        made = self._passes.sums(step, stop, self._watch, yielder=self._yielder)
+        return None if made is None else scoring.Evaluation(None, self._passes.values(step, made), made.seconds)
 
     def result(self, checkpoint: manifest.Checkpoint, made: scoring.Sums) -> scoring.Evaluation:
         """What `checkpoint` scored, from the sums over the whole dataset; raises as `run`."""
