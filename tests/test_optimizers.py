@@ -69,7 +69,8 @@ def ftrl(g, t, s):
 
 
 FORMULAS = {
-    'sgd': steepest, 'momentum': momentum, 'nesterov': nesterov, 'adam': adam, 'lazy_adam': adam, 'adamw': adam, 'rmsprop': rmsprop, 'adagrad': adagrad,
+    'sgd': steepest, 'momentum': momentum, 'nesterov': nesterov, 'adam': adam, 'lazy_adam': adam, 'adamw': adam, 'rmsprop': rmsprop,
+    'adagrad': adagrad,
     'adagrad_da': adagrad_da, 'adadelta': adadelta, 'ftrl': ftrl, 'proximal_sgd': steepest, 'proximal_adagrad': adagrad,
 }  # fmt: skip
 
@@ -320,7 +321,10 @@ def test_epsilon_reaches_the_optimizer(name):
 @pytest.mark.parametrize(
     ('given', 'message'),
     [
-        ({'optimizer': 'sgd', 'epsilon': 0.1}, '--epsilon=0.1 is for --optimizer=adam|lazy_adam|adamw|rmsprop|adadelta, got --optimizer=sgd;'),
+        (
+            {'optimizer': 'sgd', 'epsilon': 0.1},
+            '--epsilon=0.1 is for --optimizer=adam|lazy_adam|adamw|rmsprop|adadelta, got --optimizer=sgd;',
+        ),
         (
             {'optimizer': 'adam', 'momentum': 0.5},
             '--momentum=0.5 is for --optimizer=momentum|nesterov|rmsprop, got --optimizer=adam; leave',
