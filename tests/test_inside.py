@@ -274,7 +274,8 @@ def test_the_clock_of_a_training_stands_still_meanwhile():
     [
         ({'evaluate': True}, '--eval_every_steps=2 evaluates in the training, --evaluate is for processes beside it; give one'),
         ({'evaluator': ('a:threads=1',)}, '--evaluator is for processes'),
-        ({'eval_parts': 2}, '--eval_parts is for processes'),
+        ({'eval_parts': 2}, '--eval_parts is for evaluators of their own'),
+        ({'eval_max_slowdown': 0.1}, '--eval_max_slowdown is for evaluators of their own'),
         ({'eval_every_steps': 0}, '--eval_every_steps must be at least 1'),
         ({'dataset': None}, '--eval_every_steps needs an evaluation dataset'),
         ({'dataset': lambda: tf.data.Dataset.range(3).repeat()}, 'needs a dataset that ends'),

@@ -161,7 +161,6 @@ def test_a_signal_ends_the_wait(tmp_path):
     [
         ({'eval_max_slowdown': 0.0}, 'above 0 and below 1, got 0.0; give e.g. 0.1'),
         ({'evaluator': ('a:max_slowdown=2',)}, 'above 0 and below 1, got 2'),
-        ({'eval_max_slowdown': 0.1, 'eval_every_steps': 5}, '--eval_max_slowdown is for processes beside it'),
     ],
 )
 def test_wrong_use_says_what_to_do(settings, message):

@@ -48,14 +48,9 @@ class EvalConfig(options.Section):
     )
 
     def __post_init__(self) -> None:
-        for name, is_given in (
-            ('evaluate', self.evaluate),
-            ('evaluator', self.evaluator),
-            ('eval_parts', self.eval_parts != 1),
-            ('eval_max_slowdown', self.eval_max_slowdown),
-        ):
+        for name in ('evaluate', 'evaluator'):
             options.require(
-                self.eval_every_steps is None or not is_given,
+                self.eval_every_steps is None or not getattr(self, name),
                 f'--eval_every_steps={self.eval_every_steps} evaluates in the training, --{name} is for processes beside it; give one.',
             )
         options.require(

@@ -65,6 +65,7 @@ def train(
         model_dir = tempfile.mkdtemp(prefix='towers-')
         logging.info('No model_dir was given; this run is in %s.', model_dir)
     config = connecting.fixed(dataclasses.replace(config, model_dir=os.path.abspath(model_dir)))
+    supervisor.check(config)
     supervisor.of(config, eval_dataset)  # what is wrong with them is told before anything begins
     if optimizer is not None:
         optimizers.require_factory(optimizer)

@@ -66,6 +66,15 @@ def of(config: config_lib.Config, datasets: structs.Dataset | Mapping[str, struc
     return tuple(Evaluator(dataclasses.replace(config, **fields[name]), dataset) for name, dataset in by_name.items())
 
 
+def check(config: config_lib.EvalConfig) -> None:
+    """Raises ValueError where a training that evaluates by itself is asked for what only a process of its own can do."""
+    for name in ('eval_parts', 'eval_max_slowdown'):
+        config_lib.require(
+            not config.eval_every_steps or getattr(config, name) == getattr(config_lib.EvalConfig, name),
+            f'--eval_every_steps={config.eval_every_steps} evaluates in the training, --{name} is for evaluators of their own; give one.',
+        )
+
+
 def at_end(model: structs.Model, evaluators: Sequence[Evaluator], *, known: int | None, stop: threading.Event) -> Scores:
     """Evaluates the newest checkpoint by each evaluator in turn, in this process.
 
