@@ -74,3 +74,27 @@ def test_an_evaluation_that_hangs(commands, train, tmp_path):
     assert command.wait() == FAILED, command.text()
     assert 'Batch 1 of the evaluation of step 2 has not ended within' in last_line(command)
     assert 'waiting for the input' in last_line(command) and stacks(tmp_path / 'run/eval/test')
+
+
+INSIDE = (
+    '--train_steps=1000',
+    '--eval_every_steps=2',
+    '--save_steps=2',
+    '--sync_checkpoint',
+)
+
+
+def test_an_evaluation_between_two_steps_that_hangs_ends_the_run_as_a_step_does(train):
+    command = train(*INSIDE, '--step_timeout_secs=0.7', eval_data='blocking_numbers')
+    assert command.wait() == FAILED, command.text()
+    assert 'Batch 1 of the evaluation of step 2 has not ended within' in last_line(command)
+    assert 'waiting for the input' in last_line(command) and stacks(command.folder / 'run/eval/test')
+    assert manifest.newest(str(command.folder / 'run')).step == 2
+
+
+def test_a_signal_while_an_evaluation_between_two_steps_hangs_ends_the_process(train):
+    command = train(*INSIDE, '--grace_secs=2', eval_data='stuck_numbers')
+    starter.wait_for(lambda: (command.folder / 'stuck').exists())
+    command.send(signal.SIGTERM)
+    assert command.wait() == 76, command.text()
+    assert manifest.newest(str(command.folder / 'run')).step == 2

@@ -56,6 +56,17 @@ def blocking_numbers():
     return tf.data.TextLineDataset(['lines', 'pipe']).map(tf.strings.to_number)
 
 
+def stuck_numbers():
+    """Says that it was asked for its first example, and never gives it."""
+
+    def wait(x):
+        with open('stuck', 'w'):
+            time.sleep(3600)
+        return x
+
+    return numbers().map(lambda x: tf.ensure_shape(tf.numpy_function(wait, [x], tf.int64), []))
+
+
 def gated_numbers():
     """Waits before its 200th example until a file is there."""
     return numbers().repeat().enumerate().map(_gated)
