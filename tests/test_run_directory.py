@@ -252,5 +252,5 @@ def test_a_bad_pointer_file_is_told_and_made_anew(damage, told, tmp_path, caplog
         path.write_bytes(damage)
     with caplog.at_level('WARNING'):
         assert train(tmp_path, train_steps=4).steps_run == 1
-    assert ('is gone or damaged; manifests tell the checkpoints' in caplog.text) == told
+    assert ('is gone or damaged; the manifests tell the checkpoints' in caplog.text) == told
     assert path.read_bytes() != whole and b'"ckpt-4"' in path.read_bytes()

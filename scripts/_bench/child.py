@@ -12,16 +12,7 @@ from collections.abc import Callable
 from scripts import _start
 
 _start.load_tensorflow([])
-from scripts._bench import peers, sides, workloads  # noqa: E402
-
-SIDES = {
-    'one device': sides.one_device,
-    'towers': sides.product,
-    'classic': sides.classic,
-    'classic, same threads': sides.classic_threads,
-    'MirroredStrategy': peers.mirrored,
-    'Keras fit': peers.keras_fit,
-}
+from scripts._bench import known, sides, workloads  # noqa: E402
 
 
 def main(name: str, workload: str, towers: str, source: str) -> None:
@@ -30,7 +21,7 @@ def main(name: str, workload: str, towers: str, source: str) -> None:
     sys.stdout = sys.stderr  # what a library prints is no answer
     case = sides.Case(workloads.WORKLOADS[workload], int(towers), source)
     began = time.perf_counter()
-    with SIDES[name](case) as step:
+    with known.SIDES[name](case) as step:
         step()
         _say(answers, started=time.perf_counter() - began)
         for line in sys.stdin:

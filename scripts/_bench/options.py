@@ -8,7 +8,7 @@ from typing import Any
 from absl import flags
 
 from scripts import _flags
-from scripts._bench import child, sides, workloads
+from scripts._bench import known, sides, workloads
 from towers import config as config_lib
 
 _PARTS = ('overhead', 'sides', 'evaluator')
@@ -40,7 +40,7 @@ def define() -> flags.FlagValues:
         option('workloads', tuple(workloads.WORKLOADS), 'w1: perceptron, w2: ResNet-20, w3: ResNet-50, w4: embedding', kind=words),
         option('towers', (), 'numbers of towers, such as 1,2,4,8; --num_gpus if not given', kind=words),
         option('sources', ('constants',), 'constants: data in the graph; pipeline: one tf.data pipeline for all', kind=words),
-        option('sides', tuple(child.SIDES), 'what is measured; the first is what the others are compared with', kind=words),
+        option('sides', tuple(known.SIDES), 'what is measured; the first is what the others are compared with', kind=words),
         option('rounds', 12, 'slices of each side', kind=int),
         option('slice_steps', 100, 'steps in a slice of --measure=overhead and --input', kind=int),
         option('out', None, 'file of JSON lines to which the sides are appended'),
@@ -57,9 +57,9 @@ def names(values: Any) -> Names:
     Raises:
       ValueError: something that there is not.
     """
-    for name, known in (('measure', _PARTS), ('workloads', workloads.WORKLOADS), ('sources', sides.SOURCES), ('sides', child.SIDES)):
-        unknown = [word for word in getattr(values, name) if word not in known]
-        config_lib.require(not unknown, f'--{name} takes {", ".join(known)}, got {", ".join(unknown)}; give one or more of these.')
+    for name, there in (('measure', _PARTS), ('workloads', workloads.WORKLOADS), ('sources', sides.SOURCES), ('sides', known.SIDES)):
+        unknown = [word for word in getattr(values, name) if word not in there]
+        config_lib.require(not unknown, f'--{name} takes {", ".join(there)}, got {", ".join(unknown)}; give one or more of these.')
     towers = list(values.towers) or [str(values.num_gpus)]
     config_lib.require(
         all(number.isdecimal() and int(number) > 0 for number in towers),
