@@ -63,7 +63,7 @@ def test_by_steps(settings, steps, expected):
 def test_by_default_a_save_comes_when_the_last_one_is_paid_for():
     now = [0.0]
     hook, saver = made(clock=lambda: now[0])
-    saver.spent = 0.025
+    saver.spent = 0.0125
     saved = []
     for step in range(1, 1001):
         now[0] += 0.01
