@@ -13,7 +13,7 @@ from absl import flags
 
 from scripts import _environment, _main
 from towers import config as config_lib
-from towers import serving
+from towers.jobs import serving
 from towers.run import signals
 
 Job = Literal['worker', 'ps']

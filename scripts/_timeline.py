@@ -7,9 +7,9 @@ import tensorflow.compat.v1 as tf
 
 from scripts import _network
 from towers import config as config_lib
-from towers import connecting, program
 from towers.graph import train_step
 from towers.input import inputs
+from towers.jobs import connecting, program
 
 _WARM, _STEPS = 3, 5
 

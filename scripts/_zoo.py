@@ -9,7 +9,8 @@ from absl import flags
 
 from scripts import _flags, _own, models
 from scripts.models import data
-from towers import eval_config, structs
+from towers import structs
+from towers.config import evaluation as eval_config
 
 
 @dataclasses.dataclass(frozen=True)

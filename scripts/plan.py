@@ -13,7 +13,7 @@ _start.load_tensorflow(sys.argv)
 from absl import flags
 
 from scripts import _flags, _main, _zoo
-from towers import program
+from towers.jobs import program
 from towers.planner import plan, shown
 
 

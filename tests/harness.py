@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import program
+from towers.jobs import program
 
 EXACT, FP32_SAME_ORDER, FP32_SUM, HALF = 0.0, 1e-6, 1e-5, 1e-2  # the one table of tolerances
 STRATEGIES = ('parameter_server', 'mirrored')

@@ -6,7 +6,8 @@ import runs
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import config, early_stop
+from towers import config
+from towers.config import stopping as early_stop
 from towers.hooks import stop
 
 NAN = float('nan')

@@ -10,8 +10,8 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from models import data
-from towers import inference
 from towers.checkpoint import leases
+from towers.jobs import inference
 from towers.sessions import ledger
 
 FEATURES = np.arange(12, dtype=np.float32).reshape(4, 3)

@@ -21,7 +21,7 @@ sys.path[:0] = [{root!r}, {tests!r}]
 import harness
 import tensorflow.compat.v1 as tf
 import towers
-from towers import program
+from towers.jobs import program
 
 def model(batch, *, training):
     return towers.ModelOutput(tf.reduce_mean(batch * harness.variable('w', 1.0)))

@@ -8,8 +8,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import program, training
 from towers.hooks import weightless
+from towers.jobs import program, training
 
 
 def model(batch, *, training):

@@ -1,7 +1,7 @@
 import pytest
 
 import towers
-from towers import joining
+from towers.jobs import joining
 from towers.sessions import host, ledger, memory
 
 NUMBER = 5

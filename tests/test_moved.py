@@ -3,8 +3,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import config, program
+from towers import config
 from towers.graph import devices, moved
+from towers.jobs import program
 from towers.run import session_config
 
 

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import models
 from models import data
-from towers import program
+from towers.jobs import program
 from towers.planner import measured, plan, shown, simulated
 
 WITHIN = 0.2

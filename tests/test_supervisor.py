@@ -7,7 +7,7 @@ import runs
 import test_evaluation
 
 import towers
-from towers import eval_config
+from towers.config import evaluation as eval_config
 from towers.evaluators import supervisor
 
 

@@ -7,13 +7,13 @@ flags -> Config -> devices -> inputs -> build -> reduce -> chain -> train_step -
 from towers.config import Config
 from towers.directory.record import TrainResult
 from towers.evaluators.evaluation import evaluate
-from towers.exporting import export
+from towers.jobs.exporting import export
+from towers.jobs.predicting import predict
+from towers.jobs.replaying import replay
+from towers.jobs.training import train
 from towers.metrics import accuracy, auc, confusion_matrix, mean, mean_squared_error, perplexity, precision, recall, top_k
-from towers.predicting import predict
 from towers.randomness import dropout, random_uniform
-from towers.replaying import replay
 from towers.structs import Metric, ModelOutput, Objective
-from towers.training import train
 
 __all__ = [
     'Config',

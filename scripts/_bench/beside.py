@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import towers
 from scripts import _flags, _zoo
-from towers import program, training
+from towers.jobs import program, training
 
 _SLICE_SECS, _SETTLE_SECS, _START_SECS = 0.6, 0.05, 300.0
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -6,7 +6,7 @@ import os
 import tempfile
 
 from scripts import _flags, _measure, _zoo
-from towers import program, training
+from towers.jobs import program, training
 
 
 def measure(values: object, *, rounds: int, steps: int) -> dict[str, str]:

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from scripts._bench import workloads
-from towers import program, training
+from towers.jobs import program, training
 
 Step: TypeAlias = Callable[[], Any]
 SOURCES = ('constants', 'pipeline')

@@ -10,7 +10,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import connecting, program
+from towers.jobs import connecting, program
 
 MACHINES, EACH, BATCH, ROWS = 3, 2, 12, 30  # the last batch of a pass has 6 rows, one for each tower
 DATA = {

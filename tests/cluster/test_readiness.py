@@ -10,8 +10,8 @@ import processes
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import connecting, serving
 from towers.cluster import board, readiness, server, spec, worker
+from towers.jobs import connecting, serving
 
 GO_ON = threading.Event()
 PROTO = tf.ConfigProto(device_count={'CPU': 2}, intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)

@@ -3,8 +3,8 @@
 import harness
 import pytest
 
-from towers import connecting
 from towers.cluster import spec
+from towers.jobs import connecting
 
 
 def test_no_hosts_are_this_machine():

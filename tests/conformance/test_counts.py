@@ -8,8 +8,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import program, training
 from towers.graph import writes
+from towers.jobs import program, training
 
 EXAMPLES = np.arange(48, dtype=np.float32).reshape(16, 3)
 IDS = np.arange(32, dtype=np.int64).reshape(16, 2)

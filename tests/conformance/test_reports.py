@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from harness import FP32_SAME_ORDER
 
 import towers
-from towers import program, training
+from towers.jobs import program, training
 
 
 def tags(run):

@@ -10,8 +10,8 @@ import tensorflow.compat.v1 as tf
 from harness import FP32_SAME_ORDER
 
 import towers
-from towers import program
 from towers.graph import writes
+from towers.jobs import program
 from towers.run import session as session_lib
 
 UPDATES = tf.GraphKeys.UPDATE_OPS

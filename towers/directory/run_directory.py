@@ -11,9 +11,9 @@ from typing import Any
 from absl import logging
 
 from towers import config as config_lib
-from towers import program
 from towers.checkpoint import files, manifest, retention
 from towers.directory import lock, meaning, record
+from towers.jobs import program
 
 _OURS = re.compile(r'ckpt-\d+\..+|checkpoint|config\.json|flags\.txt|metrics\.jsonl|events\.out\.tfevents\..+|eval|bundles|stacks-.+')
 _ASIDE = re.compile(r'old-(\d+)')

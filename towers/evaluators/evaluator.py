@@ -10,11 +10,12 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import config as config_lib
-from towers import joining, structs
+from towers import structs
 from towers.checkpoint import manifest, restore
 from towers.evaluators import pace, scoring
 from towers.graph import averages, devices, marks, moved, strategies
 from towers.input import inputs
+from towers.jobs import joining
 from towers.run import process, session, watchdog
 from towers.sessions import admission
 

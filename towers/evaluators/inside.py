@@ -15,12 +15,13 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import config as config_lib
-from towers import errors, program, structs
+from towers import errors, structs
 from towers.evaluators import results as results_lib
 from towers.evaluators import scoring, supervisor
 from towers.graph import averages, marks, moved, strategies
 from towers.hooks import evaluating, every
 from towers.input import inputs
+from towers.jobs import program
 from towers.run import watchdog
 
 _MADE = (tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.TABLE_INITIALIZERS)

@@ -11,8 +11,8 @@ from typing import Any
 
 from absl import logging
 
-from towers import eval_config
 from towers.checkpoint import leases, manifest
+from towers.config import evaluation as eval_config
 from towers.evaluators import results as results_lib
 
 _LOOK_SECS = 0.5

@@ -12,8 +12,9 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import config as config_lib
-from towers import early_stop, eval_config
 from towers.checkpoint import manifest
+from towers.config import evaluation as eval_config
+from towers.config import stopping as early_stop
 from towers.evaluators import picture, scoring
 from towers.run import writers
 

@@ -10,7 +10,8 @@ from typing import Any
 from absl import logging
 
 from towers import config as config_lib
-from towers import eval_config, structs
+from towers import structs
+from towers.config import evaluation as eval_config
 from towers.evaluators import companion, evaluation
 from towers.evaluators import results as results_lib
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import tensorflow.compat.v1 as tf
 
-from towers import program
 from towers.graph import devices
+from towers.jobs import program
 from towers.planner import measured, simulated
 
 

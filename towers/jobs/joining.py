@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import tensorflow.compat.v1 as tf
 
 from towers import config as config_lib
-from towers import eval_config, structs
+from towers import structs
 from towers.cluster import spec
+from towers.config import evaluation as eval_config
 from towers.graph import devices, physical
 from towers.run import session_config
 from towers.sessions import admission, ledger, membership, memory

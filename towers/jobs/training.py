@@ -12,13 +12,14 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import config as config_lib
-from towers import connecting, joining, program, recovering, run_hooks, starting, structs
+from towers import structs
 from towers.checkpoint import manifest, retention, saver
 from towers.directory import record, run_directory
 from towers.evaluators import inside as inside_lib
 from towers.evaluators import supervisor
 from towers.graph import devices, marks, optimizers
 from towers.hooks import checkpointing, every, guard, watch
+from towers.jobs import connecting, joining, program, recovering, run_hooks, starting
 from towers.run import process, session, signals, watchdog, writers
 from towers.sessions import membership
 

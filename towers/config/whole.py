@@ -9,15 +9,15 @@ import math
 import re
 from typing import Any, Literal
 
-from towers import cluster_config, device_config, early_stop, eval_config, options
+from towers.config import cluster, devices, evaluation, options, stopping
 
 option = options.option
 require = options.require
 _at_least = options.at_least
 Section = options.Section
-DeviceConfig = device_config.DeviceConfig
-ClusterConfig = cluster_config.ClusterConfig
-EvalConfig = eval_config.EvalConfig
+DeviceConfig = devices.DeviceConfig
+ClusterConfig = cluster.ClusterConfig
+EvalConfig = evaluation.EvalConfig
 
 
 def shown(value: Any) -> str:
@@ -187,7 +187,7 @@ class RunConfig(Section):
         _at_least(self, 0, 'grace_secs', 'step_timeout_secs')
         _at_least(self, 0, 'train_steps', 'train_secs', 'seed', 'nan_limit')
         if self.early_stop is not None:
-            early_stop.parse(self.early_stop)
+            stopping.parse(self.early_stop)
         require(
             self.nan_limit == RunConfig.nan_limit or self.nan_policy in ('skip', 'rollback'),
             f'--nan_limit={self.nan_limit} is for --nan_policy=skip|rollback, got {self.nan_policy}; leave it out, or choose one.',

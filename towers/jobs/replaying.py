@@ -10,9 +10,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import config as config_lib
-from towers import errors, program, structs
+from towers import errors, structs
 from towers.checkpoint import manifest, restore
 from towers.graph import devices, train_step
+from towers.jobs import program
 from towers.run import bundle as bundle_lib
 from towers.run import flight, process
 

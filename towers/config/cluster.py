@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from towers import options
+from towers.config import options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

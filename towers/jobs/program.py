@@ -9,14 +9,14 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import config as config_lib
-from towers import connecting, randomness, structs
+from towers import randomness, structs
 from towers.graph import averages, build, chain, marks, moved, optimizers, schedules, strategies, train_step
 from towers.graph.reduce import central
 from towers.input import inputs
+from towers.jobs import connecting
 from towers.run import flight, session_config
 
-DEFAULT_STEPS = 400
-_IMAGES = 3
+DEFAULT_STEPS, _IMAGES = 400, 3
 _SUMMARIES = 'summaries/'  # entered again
 
 

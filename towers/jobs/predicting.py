@@ -8,8 +8,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import config as config_lib
-from towers import inference, joining, structs
+from towers import structs
 from towers.evaluators import evaluation
+from towers.jobs import inference, joining
 
 
 def predict(

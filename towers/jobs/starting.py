@@ -4,10 +4,10 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import config as config_lib
-from towers import program
 from towers.checkpoint import manifest, restore, warm
 from towers.graph import devices
 from towers.input import positions
+from towers.jobs import program
 
 COUNTER = 'skipped_steps'  # the one variable that never goes back
 

@@ -10,9 +10,10 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import config as config_lib
-from towers import inference, joining, structs
+from towers import structs
 from towers.checkpoint import manifest
 from towers.evaluators import evaluation
+from towers.jobs import inference, joining
 
 SIGNATURE = 'serving_default'
 FROZEN = 'frozen_graph.pb'

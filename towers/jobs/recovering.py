@@ -10,10 +10,11 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import config as config_lib
-from towers import connecting, errors
+from towers import errors
 from towers.checkpoint import manifest
 from towers.cluster import spec
 from towers.hooks import rejoin
+from towers.jobs import connecting
 from towers.run import writers
 
 T = TypeVar('T')

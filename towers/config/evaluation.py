@@ -7,7 +7,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from towers import options
+from towers.config import options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

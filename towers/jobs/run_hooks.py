@@ -11,12 +11,13 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from towers import config as config_lib
-from towers import program, starting, structs
+from towers import structs
 from towers.checkpoint import saver
 from towers.evaluators import inside as inside_lib
 from towers.evaluators import results as results_lib
 from towers.graph import marks
 from towers.hooks import every, nan, network, progress, scalars, serving, start, stop, summary, weightless
+from towers.jobs import program, starting
 from towers.live import publisher
 from towers.run import bundle, rescue, session, watchdog, writers
 

@@ -5,8 +5,8 @@ import threading
 from absl import logging
 
 from towers import config as config_lib
-from towers import connecting, joining
 from towers.cluster import spec, worker
+from towers.jobs import connecting, joining
 
 Ended = worker.Ended
 

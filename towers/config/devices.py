@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any, Literal
 
-from towers import options
+from towers.config import options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""What composes the stages: trainings, evaluation servers, replays, exports, predictions."""
