@@ -62,7 +62,7 @@ def test_a_rehearsal_runs_through_and_leaves_nothing(tmp_path):
 
 
 def test_a_signal_to_a_rehearsal_saves_and_ends_all(tmp_path):
-    flags = ['--machines=2', '--num_gpus=2', '--', *SMALL, '--train_steps=1000000', f'--model_dir={tmp_path}/run']
+    flags = ['--machines=2', '--num_gpus=2', '--', *SMALL, '--train_steps=1000000', '--log_steps=20', f'--model_dir={tmp_path}/run']
     child = command(REHEARSE, *flags, folder=tmp_path)
     wait_for(tmp_path, 'step 20/')
     child.send_signal(signal.SIGTERM)

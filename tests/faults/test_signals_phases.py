@@ -205,7 +205,7 @@ def test_in_an_evaluator(commands, train, tmp_path, moment, mode):
 @each_moment
 @pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.soak)])
 def test_with_an_evaluator_and_tensorboard_beside_it(train, moment, number):
-    command = train('--train_steps=1000000', '--evaluate', '--tensorboard', eval_data='slow_numbers')
+    command = train('--train_steps=1000000', '--evaluate', '--tensorboard', '--log_steps=20', eval_data='slow_numbers')
     command.wait_for('\nstep 20/')
     at_random(moment, 'beside', 8.0 if moment else 0.0)
     children = ' '.join(command.processes().values())

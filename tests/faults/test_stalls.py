@@ -54,7 +54,7 @@ def test_with_warn_it_waits_on_until_the_input_comes(train):
 @pytest.mark.soak
 @pytest.mark.parametrize('rounds', [5])
 def test_a_process_stopped_and_continued_again_and_again_goes_on(train, rounds):
-    command = train('--train_steps=1000000', LIMIT, op_secs=0.02)
+    command = train('--train_steps=1000000', '--log_steps=20', LIMIT, op_secs=0.02)
     command.wait_for('\nstep 20/')
     for _ in range(rounds):
         command.send(signal.SIGSTOP)
