@@ -24,6 +24,19 @@ def in_turn(sides: Mapping[str, Callable[[], object]], *, rounds: int, steps: in
     return rates
 
 
+def steps_in(secs: float, run: Callable[[int], float]) -> int:
+    """How many steps take about `secs` seconds, at least half of it; what is run for it warms up.
+
+    Args:
+      secs: of a slice.
+      run: makes so many steps and returns the seconds that they took.
+    """
+    steps = 1
+    while (taken := run(steps)) < secs / 2:
+        steps = max(steps + 1, int(steps * min(10.0, secs / max(taken, 1e-4))))
+    return steps
+
+
 def table(rates: Mapping[str, list[float]]) -> dict[str, str]:
     """Median rates, and each side's ratio to the last side, pair by pair: median and quartiles."""
     rows = {f'{name}, steps/s (median)': f'{statistics.median(found):.1f}' for name, found in rates.items()}

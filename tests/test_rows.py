@@ -67,7 +67,7 @@ def _run(make, dtype, ids_type):
 @pytest.mark.parametrize('name', RULES)
 def test_rows_are_updated_by_the_rule_and_others_left_alone(name, dtype, ids_type, parts, monkeypatch):
     make, rule, first, stock = RULES[name]
-    monkeypatch.setattr('os.cpu_count', lambda: parts)
+    monkeypatch.setattr('towers.identity.cores', lambda: parts)
     made = _run(make, dtype, ids_type)
     table = np.ones((6, 2))
     slots = {slot: np.full((6, 2), value) for slot, value in first.items()}
@@ -87,7 +87,7 @@ def test_rows_are_updated_by_the_rule_and_others_left_alone(name, dtype, ids_typ
 def test_the_number_of_parts_changes_nothing(name, monkeypatch):
     found = []
     for parts in (1, 3):
-        monkeypatch.setattr('os.cpu_count', lambda parts=parts: parts)
+        monkeypatch.setattr('towers.identity.cores', lambda parts=parts: parts)
         found.append(_run(RULES[name][0], 'float32', 'int32'))
     for key, value in found[0].items():
         np.testing.assert_array_equal(value, found[1][key])

@@ -1,4 +1,4 @@
-"""Who a process is: its machine, its number there, and when it started, which together no other process ever is."""
+"""Who a process is: its machine, its number there, and when it started, which together no other process ever is; its cores."""
 
 import os
 import pathlib
@@ -6,6 +6,11 @@ import socket
 
 _DEAD = -1
 _PROC = pathlib.Path('/proc')
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
 def machine() -> str:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import towers
-from scripts import _flags, _zoo
+from scripts import _flags, _measure, _zoo
 from towers.jobs import program, training
 
 _SLICE_SECS, _SETTLE_SECS, _START_SECS = 0.6, 0.05, 300.0
@@ -41,16 +41,14 @@ def measure(values: object, argv: list[str], *, rounds: int) -> dict[str, str]:
         config = dataclasses.replace(config, model_dir=os.path.join(folder, 'measured'), train_steps=10**9)
         made = program.make(work.model, work.dataset, config)
         master = stack.enter_context(training.opened(made, config))
-        loop = (*made.step.ops, *[mark.advance for mark in made.step.marks], made.step.step, made.step.report['loss'])
+        loop = training.loop_fetches(made.step)
         beside = stack.enter_context(_evaluator([*argv, f'--model_dir={folder}/evaluated']))
         return _table(_in_turn(lambda: master.run(loop), beside, rounds))
 
 
 def _in_turn(step: Callable[[], object], beside: int, rounds: int) -> list[tuple[float, float]]:
     """Steps per second without and with the evaluator, round by round, after a first round that isn't counted."""
-    steps = 1
-    while (secs := _timed(step, steps)) < _SLICE_SECS / 2:
-        steps = max(steps + 1, int(steps * min(10.0, _SLICE_SECS / max(secs, 1e-4))))
+    steps = _measure.steps_in(_SLICE_SECS, lambda count: _timed(step, count))
     rates = []
     for _ in range(rounds + 1):
         pair = []

@@ -6,6 +6,7 @@ import os
 import tempfile
 
 from scripts import _flags, _measure, _zoo
+from towers.graph import marks
 from towers.jobs import program, training
 
 
@@ -23,9 +24,8 @@ def measure(values: object, *, rounds: int, steps: int) -> dict[str, str]:
         made = program.make(work.model, work.dataset, config)
         # The progress lines are written, as in a training, to where nobody reads them.
         with open(os.devnull, 'w') as unread, contextlib.redirect_stdout(unread), training.opened(made, config) as master:
-            step, report = made.step, made.step.report
-            loop = (*step.ops, *[mark.advance for mark in step.marks], step.step, report['examples_seen'], report['loss'])
+            step, loop = made.step, training.loop_fetches(made.step)
             sums = [tensor for metric in step.metrics.values() for tensor in metric.sums]
-            bare = master.raw_session().make_callable([*step.ops, *[mark.advance for mark in step.marks], *report.values(), *sums])
+            bare = master.raw_session().make_callable([*marks.whole(step), *step.report.values(), *sums])
             rates = _measure.in_turn({'towers': lambda: master.run(loop), 'bare callable': bare}, rounds=rounds, steps=steps)
     return _measure.table(rates)

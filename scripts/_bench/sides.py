@@ -44,7 +44,7 @@ def product(case: Case, hooks: Sequence[tf.train.SessionRunHook] = ()) -> Iterat
         )  # fmt: skip
         made = program.make(*_given(case), config)
         with training.opened(made, config, hooks=hooks) as master:
-            fetches = (*made.step.ops, *[mark.advance for mark in made.step.marks], made.step.report['loss'])
+            fetches = training.loop_fetches(made.step)
             yield lambda: master.run(fetches)
 
 

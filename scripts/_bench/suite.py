@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from scripts import _measure
+
 SLICE_SECS, DIRTY, FEWEST = 0.6, 0.1, 3  # length of a slice; processor share of others that spoils it; slices that must be left
-_START_SECS = 900.0
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -54,8 +55,7 @@ class _Child:
 
     def calibrate(self) -> None:
         """Finds how many steps a slice has; what is run for it warms up."""
-        while (secs := self._run(self._steps)) < SLICE_SECS / 2:
-            self._steps = max(self._steps + 1, int(self._steps * min(10.0, SLICE_SECS / max(secs, 1e-4))))
+        self._steps = _measure.steps_in(SLICE_SECS, self._run)
 
     def slice(self) -> None:
         """Measures one slice."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from towers.checkpoint import manifest
+from towers.checkpoint import files, manifest
 from towers.directory import holder
 from towers.evaluators import evaluator, scoring
 from towers.evaluators import results as results_lib
@@ -100,7 +100,7 @@ class Parts:
 
     def _last_claim(self, part: str) -> tuple[int, holder.Holder | None]:
         form = re.compile(rf'{part}\.claim-(\d+)')
-        numbers = sorted(int(match[1]) for match in map(form.fullmatch, _names(self._folder)) if match)
+        numbers = sorted(int(match[1]) for match in map(form.fullmatch, files.names(self._folder)) if match)
         if not numbers:
             return 0, None
         try:
@@ -163,9 +163,3 @@ def _beat(path: str, over: threading.Event) -> None:
     while not over.wait(LIMIT_SECS / 6):
         with contextlib.suppress(OSError):
             os.utime(path)
-
-
-def _names(folder: str) -> list[str]:
-    with contextlib.suppress(FileNotFoundError):
-        return os.listdir(folder)
-    return []

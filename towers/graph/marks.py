@@ -24,7 +24,7 @@ def make(source: structs.Input, parts: Sequence[tuple[structs.Tower, Sequence[st
       parts: each tower with the tensors that it makes last; None among them is passed over.
 
     Returns:
-      The input's mark, then the towers'; a step has to run their `advance` too.
+      The input's mark, then the towers'; a step has to run their `advance` too (see `whole`).
     """
     with tf.name_scope('marks/'):
         batch = tf.nest.flatten([tower.features for tower in source.batches], expand_composites=True)
@@ -33,6 +33,11 @@ def make(source: structs.Input, parts: Sequence[tuple[structs.Tower, Sequence[st
             made_last = tf.nest.flatten([tensor for tensor in tensors if tensor is not None], expand_composites=True)
             made.append(_mark(f'tower {tower.index} on {tower.devices[0]}', tower.scope, tower.devices[0], made_last))
     return tuple(made)
+
+
+def whole(step: structs.TrainStep) -> tuple[tf.Operation, ...]:
+    """The operations that make one step, and those that count its parts."""
+    return (*step.ops, *(mark.advance for mark in step.marks))
 
 
 class Reader:

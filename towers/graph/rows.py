@@ -4,11 +4,12 @@ TensorFlow's own sparse updates go through the rows one after the other on one c
 part, and repeated rows are summed first.
 """
 
-import os
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import tensorflow.compat.v1 as tf
+
+from towers import identity
 
 _MOST_PARTS = 8
 Rule: TypeAlias = Callable[[tf.Variable, tf.Tensor, tf.Tensor], tf.Operation]  # variable, rows' numbers, their gradients
@@ -23,7 +24,7 @@ def apply(rule: Rule, variable: tf.Variable, gradient: tf.Tensor, indices: tf.Te
       gradient: [n, ...].
       indices: [n], rows' numbers, which may repeat.
     """
-    parts = min(_MOST_PARTS, os.cpu_count() or 1)
+    parts = min(_MOST_PARTS, identity.cores())
     if parts == 1 or 'CPU' not in variable.device.upper():
         return rule(variable, *summed(gradient, indices))
     part = tf.cast(indices % parts, tf.int32)

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from towers import structs
+from towers import structs, upstream
 
 _WRITES = {
     'AssignVariableOp': 'assign',
@@ -25,16 +25,8 @@ def ancestors(ops: Sequence[tf.Operation], *, through_writes: bool = True) -> se
       ops: where to start.
       through_writes: False leaves out what a write needs.
     """
-    seen: set[tf.Operation] = set()
-    waiting = list(ops)
-    while waiting:
-        op = waiting.pop()
-        if op not in seen:
-            seen.add(op)
-            if through_writes or op.type not in _WRITES:
-                waiting.extend(tensor.op for tensor in op.inputs)
-                waiting.extend(op.control_inputs)
-    return seen
+    found = upstream.of(ops, lambda op: upstream.needs(op) if through_writes or op.type not in _WRITES else ())
+    return set(found.values())
 
 
 def read(updates: Sequence[Any], loss_needs: set[tf.Operation]) -> tuple[structs.StateWrite, ...]:

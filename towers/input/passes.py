@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from towers import upstream
+
 _as_it_is = tf.autograph.experimental.do_not_convert
 _DATASET = re.compile(r'Dataset(V\d+)?$')
 _FOR_ALL_PASSES = ('CacheDataset', 'CacheDatasetV2')  # stay outside, with all that is before them
@@ -130,7 +132,7 @@ class Passes:
 def of(dataset: tf.data.Dataset) -> Passes:
     """Takes a dataset of the current graph apart."""
     last = tf.data.experimental.to_variant(dataset).op
-    if any(node.type in _FOR_ALL_PASSES for node in _chain(last, ())):
+    if any(node.type in _FOR_ALL_PASSES for node in _chain(last, ()).values()):
         dataset = _apart(dataset, ()).make()  # also what stays outside of the passes must keep every element
     return _apart(dataset, _FOR_ALL_PASSES)
 
@@ -141,7 +143,7 @@ def unsure(dataset: tf.data.Dataset) -> tf.Operation | None:
     A `repeat` of the user's own over a shuffle forgets the order of the next round, where something between the two still
     holds elements of this one. Sampling from datasets of which one has ended hangs when it is restored.
     """
-    for operation in _chain(tf.data.experimental.to_variant(dataset).op, ()):
+    for operation in _chain(tf.data.experimental.to_variant(dataset).op, ()).values():
         if operation.type == 'RepeatDataset' and _forgets(operation):
             return operation
         if operation.type == 'DirectedInterleaveDataset' and not all(_is_endless(tensor.op) for tensor in operation.inputs[1:]):
@@ -170,7 +172,7 @@ def _is_endless(operation: tf.Operation) -> bool:
 
 def _apart(dataset: tf.data.Dataset, outside: Collection[str]) -> Passes:
     variant = tf.data.experimental.to_variant(dataset)
-    nodes = {node.name: node for node in _chain(variant.op, outside)}
+    nodes = _chain(variant.op, outside)
     definition = tf.GraphDef(versions=variant.graph.graph_def_versions)
     given: dict[str, tf.Tensor] = {}
     seeds = []
@@ -191,14 +193,7 @@ def _apart(dataset: tf.data.Dataset, outside: Collection[str]) -> Passes:
 
 def _behind(tensors: Iterable[tf.Tensor]) -> dict[str, tf.Operation]:
     """The operations that make some tensors, as far as what goes between them can't cross to another machine."""
-    nodes: dict[str, tf.Operation] = {}
-    waiting = [tensor.op for tensor in tensors]
-    while waiting:
-        operation = waiting.pop()
-        if operation.name not in nodes:
-            nodes[operation.name] = operation
-            waiting += [tensor.op for tensor in operation.inputs if tensor.dtype in _STUCK]
-    return nodes
+    return upstream.of([tensor.op for tensor in tensors], lambda op: [tensor.op for tensor in op.inputs if tensor.dtype in _STUCK])
 
 
 def _varies(node: Any) -> bool:
@@ -215,15 +210,13 @@ def _copy(node: tf.Operation, definition: tf.GraphDef) -> Any:
     return made
 
 
-def _chain(last: tf.Operation, outside: Collection[str]) -> Iterator[tf.Operation]:
+def _chain(last: tf.Operation, outside: Collection[str]) -> dict[str, tf.Operation]:
     """The operations that make a dataset, `last` being its last, but those of the types in `outside` and all before them."""
-    seen, waiting = set(), [last]
-    while waiting:
-        operation = waiting.pop()
-        if operation.name not in seen and _DATASET.search(operation.type) and operation.type not in outside:
-            seen.add(operation.name)
-            waiting += [tensor.op for tensor in operation.inputs if tensor.dtype == tf.variant]
-            yield operation
+
+    def inside(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
+        return [each for each in operations if _DATASET.search(each.type) and each.type not in outside]
+
+    return upstream.of(inside([last]), lambda op: inside(tensor.op for tensor in op.inputs if tensor.dtype == tf.variant))
 
 
 def _input(tensor: tf.Tensor, nodes: Mapping[str, tf.Operation], given: dict[str, tf.Tensor]) -> str:

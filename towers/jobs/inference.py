@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import config as config_lib
-from towers import structs
+from towers import structs, upstream
 from towers.checkpoint import leases, manifest, restore, retention
 from towers.evaluators import evaluation
 from towers.graph import averages, build, devices, strategies
@@ -153,17 +153,6 @@ def _part(output: structs.TowerOutput, batch: structs.TowerBatch) -> Part:
     predictions = named(output.output.predictions, 'prediction') if output.output.predictions is not None else {}
     if not predictions:
         raise ValueError('The model returns no predictions, so there is nothing to export; give ModelOutput predictions=.')
-    needed = _behind([tensor.op for tensor in predictions.values()])
+    needed = upstream.of([tensor.op for tensor in predictions.values()])
     features = {name: holder for name, holder in named(batch.features, 'example').items() if holder.op.name in needed}
     return Part(features, predictions)
-
-
-def _behind(operations: Sequence[tf.Operation]) -> set[str]:
-    found: set[str] = set()
-    left = list(operations)
-    while left:
-        op = left.pop()
-        if op.name not in found:
-            found.add(op.name)
-            left += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-    return found

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import config as config_lib
-from towers import errors, structs
+from towers import errors, structs, upstream
 from towers.checkpoint import manifest, restore
 from towers.graph import devices, train_step
 from towers.jobs import program
@@ -148,7 +148,7 @@ class _Health:
         gradients = tf.nest.flatten([gradient for gradient in made.total.gradients if gradient is not None], expand_composites=True)
         results = [own, whole, *gradients, *[write.value for write in made.total.state]]
         self._results = [tensor for tensor in results if tensor.dtype in _FLOATS]
-        needed = _ancestors([tensor.op for tensor in results])
+        needed = upstream.of([tensor.op for tensor in results]).values()
         self.draws = tuple(f'{op.name} made at {errors.source_line(op) or "an unknown line"}' for op in needed if _draws_anew(op))
         outputs = [tensor for op in needed for tensor in op.outputs]
         self._tensors = [tensor for tensor in outputs if tensor.dtype in _FLOATS and graph.is_fetchable(tensor)]
@@ -228,32 +228,14 @@ def _checkpoint(found: bundle_lib.Bundle) -> manifest.Checkpoint:
     return manifest.Checkpoint(found.step, os.path.join(found.folder, flight.VARIABLES), facts)
 
 
-def _ancestors(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
-    """The operations that these need, themselves included."""
-    seen: dict[str, tf.Operation] = {}
-    waiting = list(ops)
-    while waiting:
-        op = waiting.pop()
-        if op.name not in seen:
-            seen[op.name] = op
-            waiting.extend([*[tensor.op for tensor in op.inputs], *op.control_inputs])
-    return list(seen.values())
-
-
 def _draws_anew(op: tf.Operation) -> bool:
     return op.op_def.is_stateful and all(name in op.node_def.attr for name in ('seed', 'seed2'))
 
 
 def _behind(results: Sequence[tf.Tensor], bad: Mapping[str, Any]) -> list[tf.Operation]:
     """The operations that spoiled some results, followed from input to input through what is bad itself."""
-    seen: dict[str, tf.Operation] = {}
-    waiting = [tensor.op for tensor in results]
-    while waiting:
-        op = waiting.pop()
-        if op.name not in seen:
-            seen[op.name] = op
-            waiting.extend(tensor.op for tensor in op.inputs if tensor.name in bad)
-    return list(seen.values())
+    found = upstream.of([tensor.op for tensor in results], lambda op: [tensor.op for tensor in op.inputs if tensor.name in bad])
+    return list(found.values())
 
 
 def _count(tensor: tf.Tensor) -> tf.Tensor:

@@ -217,6 +217,11 @@ def opened(
                 keeper.wait(_CLOSE_SECS)  # here: a checkpoint in writing is read from the session
 
 
+def loop_fetches(step: structs.TrainStep) -> tuple[tf.Operation | tf.Tensor, ...]:
+    """What the loop asks of each step beside its hooks, the loss last; flat, which is the cheapest form."""
+    return (*marks.whole(step), step.step, step.report['examples_seen'], step.report['loss'])
+
+
 def _loop(
     master: session.MasterSession,
     step: structs.TrainStep,
@@ -225,8 +230,7 @@ def _loop(
     clock: Callable[[], float],
 ) -> None:
     """The steps; the rate leaves out the first, in which TensorFlow prepares itself."""
-    advance = [mark.advance for mark in step.marks]
-    fetches = (*step.ops, *advance, step.step, step.report['examples_seen'], step.report['loss'])  # flat, which is the cheapest form
+    fetches = loop_fetches(step)
     started, first_examples = clock(), reached.examples
     try:
         while not master.should_stop():

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph import devices
+from towers import upstream
+from towers.graph import devices, marks
 from towers.jobs import program
 from towers.planner import measured, simulated
 
@@ -93,7 +94,7 @@ def measure(made: program.Program, *, examples: int, steps: int = 5) -> Plan:
         devices.check_devices(session, made.placement)
         for operation in (made.init, made.step.input.initializer, made.step.sync):
             session.run(operation)
-        fetches = [made.step.ops, dict(made.step.report), [mark.advance for mark in made.step.marks]]
+        fetches = [marks.whole(made.step), dict(made.step.report)]
         session.run(fetches)  # in which TensorFlow prepares itself
         for _ in range(steps):
             metadata = tf.RunMetadata()
@@ -108,7 +109,7 @@ def measure(made: program.Program, *, examples: int, steps: int = 5) -> Plan:
 
 
 def _operations(made: program.Program) -> list[tf.Operation]:
-    return [*made.step.ops, *(tensor.op for tensor in made.step.report.values()), *(mark.advance for mark in made.step.marks)]
+    return [*marks.whole(made.step), *(tensor.op for tensor in made.step.report.values())]
 
 
 def _variables(made: program.Program) -> dict[str, Need]:
@@ -134,9 +135,9 @@ def _kind(name: str, trained: set[str], copies: Mapping[str, str]) -> str:
 def _copies(made: program.Program) -> dict[str, str]:
     """Each variable that is set from another one at the start, and that one, by their names."""
     found = {}
-    for op in simulated.ancestors([made.step.sync]).values():
+    for op in upstream.of([made.step.sync]).values():
         if op.type == 'AssignVariableOp':
-            source = next((each for each in simulated.ancestors([op.inputs[1].op]).values() if each.type == 'VarHandleOp'), None)
+            source = next((each for each in upstream.of([op.inputs[1].op]).values() if each.type == 'VarHandleOp'), None)
             found[op.inputs[0].op.name] = '' if source is None else source.name
     return found
 
@@ -164,6 +165,6 @@ def _crossing(operations: list[tf.Operation]) -> dict[tuple[str, str], list[tf.T
 
 
 def _edges(operations: list[tf.Operation]) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
-    for reader in simulated.ancestors(operations).values():
+    for reader in upstream.of(operations).values():
         for tensor in reader.inputs:
             yield reader, tensor

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
+from towers import upstream
 from towers.planner import measured
 
 _VIEWS = frozenset({
@@ -50,7 +51,7 @@ class Simulation:
 
     def __init__(self, operations: Iterable[tf.Operation], *, batch: Callable[[str], int]) -> None:
         self._batch = batch
-        self._needed = ancestors(operations)
+        self._needed = upstream.of(operations)
         self._readers = collections.Counter((t.ref(), _memory(device_of(op))) for op in self._needed.values() for t in op.inputs)
         self._elsewhere = collections.Counter(tensor for tensor, _ in self._readers)  # memories in which a tensor is read
         self._buffers: dict[tuple[object, str], _Buffer] = {}
@@ -155,18 +156,6 @@ def size_of(tensor: tf.Tensor, batch: int) -> int:
         return 0
     dims = [size if size is not None else (batch if axis == 0 else 1) for axis, size in enumerate(tensor.shape.as_list())]
     return math.prod(dims) * tensor.dtype.base_dtype.size
-
-
-def ancestors(operations: Iterable[tf.Operation]) -> dict[str, tf.Operation]:
-    """The operations and all that they need, by name."""
-    found: dict[str, tf.Operation] = {}
-    left = list(operations)
-    while left:
-        op = left.pop()
-        if op.name not in found:
-            found[op.name] = op
-            left += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-    return found
 
 
 def _in_order(needed: Mapping[str, tf.Operation]) -> list[tf.Operation]:

@@ -34,7 +34,7 @@ class Fetcher:
           options: of this run; None = none, and no metadata.
           metadata: is filled in where there are options.
         """
-        plan = self._plans.get(self._key(asked)) or self._make(asked)
+        plan = self._plan(asked)
         if not options:
             return plan.run()
         flat = plan.step(options=options, run_metadata=metadata)
@@ -42,8 +42,11 @@ class Fetcher:
 
     def steady(self, asked: Sequence[Any]) -> Callable[[], list[Any]] | None:
         """`fetch` of these structures as a function; None where their contents may change."""
-        plan = self._plans.get(self._key(asked)) or self._make(asked)
+        plan = self._plan(asked)
         return plan.run if all(id(part) in self._constant for part in asked) else None
+
+    def _plan(self, asked: Sequence[Any]) -> '_Plan':
+        return self._plans.get(self._key(asked)) or self._make(asked)
 
     def _key(self, asked: Sequence[Any]) -> tuple[Any, ...]:
         return tuple([id(part) if id(part) in self._constant else self._signature(part) for part in asked])

@@ -1,11 +1,9 @@
 """The options of a session, from what was asked and where the towers run."""
 
-import os
-
 import tensorflow.compat.v1 as tf
 
 from towers import config as config_lib
-from towers import structs
+from towers import identity, structs
 
 _ROW_UPDATES = 'ResourceScatter', 'ResourceSparseApply'
 
@@ -33,7 +31,7 @@ def make(config: config_lib.DeviceConfig, placement: structs.Placement) -> tf.Co
         _set_gpus(proto, config, placement)
     if placement.fake and several:
         proto.intra_op_parallelism_threads = 1
-        proto.inter_op_parallelism_threads = _cores()
+        proto.inter_op_parallelism_threads = identity.cores()
     if config.intra_op_threads is not None:
         proto.intra_op_parallelism_threads = config.intra_op_threads
     if config.inter_op_threads is not None:
@@ -80,8 +78,3 @@ def _set_gpus(proto: tf.ConfigProto, config: config_lib.DeviceConfig, placement:
         options.experimental.num_virtual_devices_per_gpu = config.towers_per_gpu
     if config.xla:
         proto.graph_options.optimizer_options.global_jit_level = tf.OptimizerOptions.ON_1
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
