@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 from towers.hooks import every
 
 _RECEIVED = 'RecvTensor'
+_MOST_TRACES = 6  # one after the other
 
 
 class NetworkHook(tf.train.SessionRunHook):
@@ -16,6 +17,9 @@ class NetworkHook(tf.train.SessionRunHook):
 
     The tags are `cluster/worker_0/bytes_in`, `bytes_out`, `messages_in`, `messages_out`, `work_ms`, and `wait_ms`: the
     step less the work. A step that is looked at costs more than another, as TensorFlow records all operations of it.
+
+    TensorFlow's record of a step may lack some of what crossed, or a machine. What crosses is the same in each step but for the
+    size of a last batch, so the most that was ever recorded counts, and steps are looked at until nothing is added any more.
 
     Args:
       step: int64 scalar, global_step after the step.
@@ -29,6 +33,8 @@ class NetworkHook(tf.train.SessionRunHook):
         self._when, self._write = when, write
         self._next = False
         self._started = 0.0
+        self._known: dict[str, float] = {}
+        self._traces = 0  # in a row
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
         """Asks for a trace where the step before was one of those to look at."""
@@ -40,8 +46,19 @@ class NetworkHook(tf.train.SessionRunHook):
         step, was_traced = int(run_values.results), self._next
         if was_traced:
             secs = self._when.clock() - self._started
-            self._write(step, scalars(run_values.run_metadata.step_stats, 1000 * secs))
-        self._next = self._when.due(step) and not was_traced
+            self._look_at(step, scalars(run_values.run_metadata.step_stats, 1000 * secs))
+        is_due = self._when.due(step)
+        self._next = self._traces > 0 if was_traced else is_due
+
+    def _look_at(self, step: int, found: Mapping[str, float]) -> None:
+        """Writes what is known, unless the record of this step added to it: then the next one is looked at too."""
+        counts = {tag: max(value, self._known.get(tag, 0)) for tag, value in found.items() if not tag.endswith('_ms')}
+        has_grown = any(value != self._known.get(tag) for tag, value in counts.items())
+        self._known.update({**found, **counts})
+        self._traces += 1
+        if not has_grown or self._traces == _MOST_TRACES:
+            self._traces = 0
+            self._write(step, self._known)
 
 
 def scalars(stats: Any, step_ms: float) -> dict[str, float]:
