@@ -39,13 +39,18 @@ def product(case: Case, hooks: Sequence[tf.train.SessionRunHook] = ()) -> Iterat
     """Towers as it comes: default hooks, reports and checkpoints, all written to a folder; `hooks` besides."""
     with tempfile.TemporaryDirectory(prefix='towers-benchmark-') as folder, _silent():
         config = towers.Config(
-            num_gpus=case.towers, device='cpu', batch_size=case.workload.batch, train_steps=10**9, model_dir=folder,
+            num_gpus=case.towers, device='cpu', batch_size=_batch_size(case), train_steps=10**9, model_dir=folder,
             optimizer='momentum', momentum=workloads.MOMENTUM, learning_rate=workloads.RATE, l2=case.workload.l2,
         )  # fmt: skip
         made = program.make(*_given(case), config)
         with training.opened(made, config, hooks=hooks) as master:
             fetches = training.loop_fetches(made.step)
             yield lambda: master.run(fetches)
+
+
+def _batch_size(case: Case) -> int:
+    """Examples of the dataset for each tower: one where they stand for a constant batch, since no other side reads any then."""
+    return case.workload.batch if case.source == 'pipeline' else 1
 
 
 def _given(case: Case) -> tuple[Callable[..., towers.ModelOutput], Callable[[], tf.data.Dataset]]:

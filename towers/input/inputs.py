@@ -182,12 +182,10 @@ def _global(
     ), _of_all(places)
 
 
-def _of_all(places: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The first place, once every pipeline has given its batch."""
-    if len(places) == 1:
-        return places[0]
-    with tf.control_dependencies(places):
-        return tf.identity(places[0])
+def _of_all(places: Sequence[Any]) -> tf.Tensor:
+    """The first place as one tensor, once every pipeline has given its batch."""
+    with tf.control_dependencies([_nest.flatten(place)[0] for place in places[1:]]):
+        return tf.stack(_nest.flatten(places[0]))
 
 
 def _sharded(
@@ -221,10 +219,10 @@ def _sharded(
     ), _of_all(places)
 
 
-def _slicer(tower: int, towers: int) -> Callable[[tf.Tensor, structs.Batch], tuple[Any, ...]]:
+def _slicer(tower: int, towers: int) -> Callable[[Any, structs.Batch], tuple[Any, ...]]:
     """A map from a place and a global batch to (place, the tower's rows, their number, the first one's index, the global batch's size)."""
 
-    def pick(place: tf.Tensor, features: structs.Batch) -> tuple[Any, ...]:
+    def pick(place: Any, features: structs.Batch) -> tuple[Any, ...]:
         static, total = _rows(features)
         if static is not None:
             sizes = _static_sizes(static, towers)

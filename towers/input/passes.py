@@ -110,7 +110,7 @@ class Passes:
     ) -> tf.data.Dataset:
         """The passes one after the other, as pairs of (place, what `arrange` gives).
 
-        A place is int64 [2]: the number of the pass, and how many elements it has given so far, this one included.
+        A place is a pair of int64 scalars: the number of the pass, and how many elements it has given so far, this one included.
 
         Args:
           arrange: what is done with each pass by itself, such as batching.
@@ -257,8 +257,9 @@ def _functions(node: Any) -> Iterator[Any]:
 
 
 def _placed(batches: tf.data.Dataset, number: tf.Tensor) -> tf.data.Dataset:
-    """(place, batch) for each batch of pass `number`."""
-    return batches.enumerate(start=1).map(_as_it_is(lambda place, batch: (tf.stack([number, place]), batch)))
+    """(place, batch) for each batch of pass `number`; without a function of its own, which would cost 20 us a batch."""
+    place = tf.data.Dataset.from_tensors(number).repeat(), tf.data.Dataset.range(1, tf.int64.max)
+    return tf.data.Dataset.zip((place, batches))
 
 
 def _marked(batches: tf.data.Dataset) -> tf.data.Dataset:
