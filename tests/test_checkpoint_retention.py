@@ -40,7 +40,7 @@ def test_the_best(tmp_path, caplog):
         (tmp_path / 'eval' / name / 'results.jsonl').write_text(f'[]\n{rows}\n{{"step": 30, "accuracy": NaN, "loss": 1.0}}\n')
     best = [best_of(tmp_path, metric, 10, 20, 30) for metric in ('accuracy', 'accuracy:min', 'loss', 'loss:max', 'recall', None)]
     assert best == [10, 30, 30, 10, None, None]
-    assert 'no evaluator reports recall, got step, accuracy' in caplog.text and 'reports loss' not in caplog.text
+    assert 'no evaluator reports recall, got accuracy, loss.' in caplog.text and 'reports loss' not in caplog.text
     assert best_of(tmp_path, 'accuracy', 20, 30) == 30
     assert best_of(tmp_path / 'none', 'accuracy', 10) is None
     assert retention.kept(found(10, 20, 30), config=config.CheckpointConfig(keep_checkpoints=1), best=10) == [10, 30]

@@ -108,6 +108,19 @@ def test_what_can_not_be_exported_is_said(run, of, which, message):
     assert not os.path.exists(run / 'export')
 
 
+@pytest.mark.parametrize(('rows', 'step'), [([(3, 0.9), (5, 0.8), (4, 0.95)], 3), ([(4, 0.95)], None)])
+def test_a_best_checkpoint_that_is_gone_is_told_of(run, caplog, rows, step):
+    lines = [json.dumps({'step': step, 'accuracy': value}) for step, value in rows]
+    (run / 'eval' / 'test' / 'results.jsonl').write_text('\n'.join(lines) + '\n')
+    settings = runs.config(run, keep_best='accuracy')
+    if step is None:
+        with pytest.raises(ValueError, match='That of step 4, 0.95, is gone'):
+            inference.checkpoint(settings, 'best')
+        return
+    assert inference.checkpoint(settings, 'best').step == step
+    assert 'of step 4 with 0.95, is gone; taking that of step 3 with 0.9.' in caplog.text
+
+
 @pytest.mark.parametrize('n', harness.TOWERS)
 @pytest.mark.parametrize('count', [1, 2, 5, 12])
 def test_predictions_come_in_the_order_of_the_examples(run, n, count):

@@ -1,5 +1,6 @@
 """Leases: what is being read stays, whoever comes first; one whose reader is gone expires."""
 
+import json
 import os
 import pathlib
 import signal
@@ -63,6 +64,32 @@ def test_a_lease_that_comes_while_the_checkpoint_is_taken_away_brings_it_back(tm
     lease.__exit__()
     monkeypatch.undo()
     assert tidied(tmp_path) == [2]
+
+
+@pytest.mark.parametrize('moment', ['pinned', 'best_step', 'is_pinned'])
+def test_the_best_stays_though_its_evaluation_ends_while_retention_looks(tmp_path, monkeypatch, moment):
+    """The result is written and then the lease given back, before retention looks at leases, at results, or again."""
+    published(tmp_path, 1, 2)
+    lease = leases.Lease(str(tmp_path), 'an evaluator')
+    where = retention if moment == 'best_step' else leases
+    real = getattr(where, moment)
+
+    def looked(*args):
+        if not (tmp_path / 'eval').exists():
+            (tmp_path / 'eval' / 'test').mkdir(parents=True)
+            saved = json.loads(manifest_of_1)['time']
+            (tmp_path / 'eval' / 'test' / 'results.jsonl').write_text(json.dumps({'step': 1, 'accuracy': 0.9, 'saved': saved}) + '\n')
+            lease.__exit__()
+        return real(*args)
+
+    manifest_of_1 = (tmp_path / 'ckpt-1.json').read_text()
+    if moment != 'is_pinned':  # else it came after the first look
+        lease.__enter__()
+        lease.narrow(1)
+    monkeypatch.setattr(where, moment, looked)
+    best = config.CheckpointConfig(keep_checkpoints=1, keep_best='accuracy')
+    retention.tidy(str(tmp_path), best, manifest.all(str(tmp_path)))
+    assert small_run.steps_in(tmp_path) == [1, 2]
 
 
 def test_a_dead_readers_lease_expires_and_a_living_ones_does_not(tmp_path):

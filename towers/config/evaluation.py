@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from towers.config import options
 
+NO_METRICS = ('step', 'examples', 'seconds', 'checkpoint', 'saved', 'evaluated')  # in a row of results.jsonl beside them
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalConfig(options.Section):

@@ -18,7 +18,7 @@ from towers.config import stopping as early_stop
 from towers.evaluators import picture, scoring
 from towers.run import writers
 
-_BESIDE = ('seconds', 'checkpoint', 'saved', 'evaluated')  # in results.jsonl, but no part of the result
+_BESIDE = tuple(name for name in eval_config.NO_METRICS if name not in ('step', 'examples'))  # no part of the result
 _SUMMED_OTHERWISE = 1e-5  # relative
 
 

@@ -16,6 +16,7 @@ from absl import logging
 from towers import config as config_lib
 from towers import errors, metrics, structs
 from towers.checkpoint import manifest
+from towers.config import evaluation as eval_config
 from towers.evaluators import pace
 from towers.graph import build, marks
 from towers.graph.reduce import central
@@ -23,7 +24,7 @@ from towers.input import inputs
 from towers.run import exhausted, watchdog
 
 LOSS = 'loss'
-RESERVED = ('step', 'examples', LOSS, 'seconds', 'checkpoint', 'saved', 'evaluated')
+RESERVED = (LOSS, *eval_config.NO_METRICS)
 
 Totals = dict[str, tuple[np.ndarray, ...]]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from absl import logging
 
 from towers import config as config_lib
 from towers import structs, upstream
@@ -103,11 +104,19 @@ def checkpoint(config: config_lib.Config, wanted: str | int | None) -> manifest.
         raise ValueError(f'There is no checkpoint in {model_dir}; train first, or give the --model_dir of a run.')
     if wanted != 'best':
         return newest
-    found = manifest.all(model_dir)
-    best = retention.best_step(model_dir, config.keep_best, found)
+    return _best(model_dir, config.keep_best)
+
+
+def _best(model_dir: str, metric: str | None) -> manifest.Checkpoint:
+    """The best of those that are there; a WARNING tells of a better one that is gone."""
+    best, ever = retention.best(model_dir, metric, manifest.all(model_dir)), retention.best(model_dir, metric)
     if best is None:
-        raise ValueError(f'No best checkpoint is known in {model_dir} by --keep_best={config.keep_best}; evaluate, and name its metric.')
-    return evaluation.find(model_dir, best)
+        gone = f' That of step {ever.step}, {ever.value:.6g}, is gone.' if ever else ''
+        raise ValueError(f'No best checkpoint is known in {model_dir} by --keep_best={metric}; evaluate, and name its metric.{gone}')
+    if ever is not None and ever.rank > best.rank:
+        text = 'The best checkpoint by %s, of step %d with %.6g, is gone; taking that of step %d with %.6g. Train with --keep_best=%s.'
+        logging.warning(text, metric, ever.step, ever.value, best.step, best.value, metric)
+    return evaluation.find(model_dir, best.step)
 
 
 def named(structure: Any, alone: str) -> dict[str, Any]:
