@@ -31,7 +31,7 @@ class Training:
 
             self.hook = nan.NanHook(
                 report,
-                counts['skipped'],
+                (counts['skipped'], counts['step']),
                 config.RunConfig(**settings),
                 explain=self.explain,
                 rollback=None if back_to is None else rollback,

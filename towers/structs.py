@@ -255,7 +255,7 @@ class TrainStep:
     """All that a session needs to know of one training step.
 
     Attributes:
-      ops: the operation that makes one whole step, one for each runner.
+      ops: the operation that makes one whole step, one for each runner; an output of it says whether the step changed anything.
       step: int64 scalar, global_step after this step; fetching it is ordered with the step.
       report: name -> scalar, fetched at every step: step, loss, penalty, total_loss, learning_rate, examples, examples_seen, skipped.
       scalars: name -> scalar tensor, computed only when summaries are due: gradient_norm, weight_norm, towers/0/loss, ...

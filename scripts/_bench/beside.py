@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 
 import towers
 from scripts import _flags, _measure, _zoo
-from towers.jobs import program, training
+from scripts._bench import running
+from towers.jobs import program
 
 _SLICE_SECS, _SETTLE_SECS, _START_SECS = 0.6, 0.05, 300.0
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -40,10 +41,9 @@ def measure(values: object, argv: list[str], *, rounds: int) -> dict[str, str]:
         towers.train(work.model, work.dataset, config)
         config = dataclasses.replace(config, model_dir=os.path.join(folder, 'measured'), train_steps=10**9)
         made = program.make(work.model, work.dataset, config)
-        master = stack.enter_context(training.opened(made, config))
-        loop = training.loop_fetches(made.step)
+        _, step = stack.enter_context(running.opened(made, config))
         beside = stack.enter_context(_evaluator([*argv, f'--model_dir={folder}/evaluated']))
-        return _table(_in_turn(lambda: master.run(loop), beside, rounds))
+        return _table(_in_turn(step, beside, rounds))
 
 
 def _in_turn(step: Callable[[], object], beside: int, rounds: int) -> list[tuple[float, float]]:

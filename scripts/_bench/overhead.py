@@ -1,4 +1,4 @@
-"""What the product costs over a bare prepared callable, in one process: the same graph, session, fetches and input."""
+"""What the product costs over a bare prepared callable, in one process: the same graph, session, fetches of most steps, and input."""
 
 import contextlib
 import dataclasses
@@ -6,8 +6,8 @@ import os
 import tempfile
 
 from scripts import _flags, _measure, _zoo
-from towers.graph import marks
-from towers.jobs import program, training
+from scripts._bench import running
+from towers.jobs import program, stepping
 
 
 def measure(values: object, *, rounds: int, steps: int) -> dict[str, str]:
@@ -23,9 +23,7 @@ def measure(values: object, *, rounds: int, steps: int) -> dict[str, str]:
         config = dataclasses.replace(_flags.to_config(values, work.recipe), model_dir=folder, train_steps=10**9)
         made = program.make(work.model, work.dataset, config)
         # The progress lines are written, as in a training, to where nobody reads them.
-        with open(os.devnull, 'w') as unread, contextlib.redirect_stdout(unread), training.opened(made, config) as master:
-            step, loop = made.step, training.loop_fetches(made.step)
-            sums = [tensor for metric in step.metrics.values() for tensor in metric.sums]
-            bare = master.raw_session().make_callable([*marks.whole(step), *step.report.values(), *sums])
-            rates = _measure.in_turn({'towers': lambda: master.run(loop), 'bare callable': bare}, rounds=rounds, steps=steps)
+        with open(os.devnull, 'w') as unread, contextlib.redirect_stdout(unread), running.opened(made, config) as (master, step):
+            bare = master.raw_session().make_callable(stepping.bare(made.step))
+            rates = _measure.in_turn({'towers': step, 'bare callable': bare}, rounds=rounds, steps=steps)
     return _measure.table(rates)

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import tensorflow.compat.v1 as tf
 
 import towers
-from scripts._bench import workloads
-from towers.jobs import program, training
+from scripts._bench import running, workloads
+from towers.jobs import program
 
 Step: TypeAlias = Callable[[], Any]
 SOURCES = ('constants', 'pipeline')
@@ -43,9 +43,8 @@ def product(case: Case, hooks: Sequence[tf.train.SessionRunHook] = ()) -> Iterat
             optimizer='momentum', momentum=workloads.MOMENTUM, learning_rate=workloads.RATE, l2=case.workload.l2,
         )  # fmt: skip
         made = program.make(*_given(case), config)
-        with training.opened(made, config, hooks=hooks) as master:
-            fetches = training.loop_fetches(made.step)
-            yield lambda: master.run(fetches)
+        with running.opened(made, config, hooks) as (_, step):
+            yield step
 
 
 def _batch_size(case: Case) -> int:

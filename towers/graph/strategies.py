@@ -7,14 +7,14 @@ from typing import Any, Literal
 import tensorflow.compat.v1 as tf
 
 from towers import structs
-from towers.graph import variables
+from towers.graph import reads, variables
 from towers.graph.reduce import central, packing
 
 Statistics = Literal['mean', 'first']
 
 
 def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics = 'mean', ps: Sequence[str] = ()) -> structs.Strategy:
-    """Variables on the parameter device, read once a step by each tower; one update of one Sum.
+    """Variables on the parameter device, read once a step for all towers; one update of one Sum.
 
     Args:
       parameter_device: device string, the CPU by default.
@@ -22,13 +22,13 @@ def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics
       seed: of the initial weights.
       statistics: how the towers' moving statistics become one.
     """
-    bring = variables.relay()
+    bring = reads.once()
     place = variables.by_bytes(ps or [parameter_device])
 
     @contextlib.contextmanager
     def scope(tower: structs.Tower) -> Iterator[variables.Localise]:
         def read(variable: tf.Variable) -> tf.Tensor:
-            return variable.read_value() if packing.same_machine(tower.host, variable.device) else bring(variable, tower.host)
+            return bring(variable, variable.device if packing.same_machine(tower.host, variable.device) else tower.host)
 
         def look(variable: tf.Variable) -> tf.Variable:
             return variables.view(variable, tower.devices[0], scope=f'{tower.scope}/read', read=read)
@@ -78,7 +78,7 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
             with _model_scope(tower, place, seed, localise):
                 yield lambda variable: own(variables.original(variable))
 
-    bring = variables.relay()
+    bring = reads.once()
 
     def spread(total: structs.Sum, outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
         return [

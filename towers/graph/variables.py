@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import tensorflow.compat.v1 as tf
 
 from towers import randomness
-from towers.graph import reseeding
+from towers.graph import reads, reseeding
 
 Localise = Callable[[tf.Variable], tf.Variable]
 Place: TypeAlias = Callable[[Mapping[str, Any]], str]
@@ -45,28 +45,13 @@ def view(
     def value() -> tf.Tensor:
         # The first use may lie inside a function or a branch, whose tensors nobody else can use: read outside it.
         with variable.graph.as_default(), tf.control_dependencies(None), tf.name_scope(scope), tf.device(None), tf.device(device):
-            return tf.identity(variable.read_value() if read is None else read(variable), name='to_tower')
+            return tf.identity(reads.read(variable) if read is None else read(variable), name='to_tower')
 
     original_type: Any = type(variable)
     kind = _view_class(original_type)
     made = kind.__new__(kind)
     made.__dict__.update(variable.__dict__, _towers_value=value, _towers_name=name or variable.name, _towers_original=variable)
     return made
-
-
-def relay() -> Callable[[tf.Tensor | tf.Variable, str], tf.Tensor]:
-    """A function that brings a value to the CPU of a machine, once for all who ask for it there."""
-    here: dict[tuple[str, str], tf.Tensor] = {}
-
-    def bring(value: tf.Tensor | tf.Variable, host: str) -> tf.Tensor:
-        is_variable = hasattr(value, 'handle')
-        key = ((value.handle if is_variable else value).name, host)
-        if key not in here:
-            with tf.control_dependencies(None), tf.name_scope(f'relay/{value.op.name}/'), tf.device(None), tf.device(host):
-                here[key] = tf.identity(value.read_value() if is_variable else value, name='to_machine')
-        return here[key]
-
-    return bring
 
 
 def original(variable: tf.Variable) -> tf.Variable:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow.compat.v1 as tf
 
-SHARE = 0.005  # of the time, that reports and checkpoints each take where nobody said how often they are wanted
+SHARE = 0.0025  # of the time, that reports and checkpoints each take where nobody said how often they are wanted
 
 
 class Clock:
@@ -73,12 +73,23 @@ class Every:
         if self._back is not None:  # asked after the step that was held back
             self._asked_at, self._back = self._back, None
             return False
-        before = step - 1 if self._asked_at is None or step < self._asked_at else self._asked_at
+        by_steps = self._is_multiple(step)
         self._asked_at = step
-        by_steps = self._steps > 0 and step // self._steps > before // self._steps
-        if by_steps and self._share is not None:
-            by_steps = self.clock() >= self._not_before
         return self._is_time(by_steps) if self._secs else by_steps
+
+    def next(self, step: int) -> float:
+        """The first multiple after `step`, at which it may be due by steps; infinite where it goes by time alone."""
+        return (step // self._steps + 1) * self._steps if self._steps else float('inf')
+
+    def comes(self, step: int) -> bool:
+        """Whether `due` will say so of `step`, the one that is about to be made, by its number; where not, nobody may ask after it."""
+        if self._back is not None:
+            self._asked_at, self._back = self._back, None
+        if self._is_multiple(step):
+            return True
+        is_passed_over = self._steps > 0 and step % self._steps == 0
+        self._asked_at = step if is_passed_over else step - 1  # the step may be held back, and is then asked for by the number before
+        return False
 
     def went_back(self, step: int) -> None:
         """Says, during a step that was held back, that the next one will be the one after `step`."""
@@ -88,6 +99,12 @@ class Every:
         """Says what it cost to act just now, in seconds."""
         if self._share is not None:
             self._not_before = self.clock() + secs / self._share
+
+    def _is_multiple(self, step: int) -> bool:
+        if not self._steps:
+            return False
+        before = step - 1 if self._asked_at is None or step < self._asked_at else self._asked_at
+        return step // self._steps > before // self._steps and (self._share is None or self.clock() >= self._not_before)
 
     def _is_time(self, by_steps: bool) -> bool:
         now = self.clock()

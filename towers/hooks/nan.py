@@ -1,6 +1,6 @@
 """What a step that is not finite does to the training; the gate has held it back, so it changed nothing."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 from absl import logging
@@ -19,7 +19,7 @@ class NanHook(tf.train.SessionRunHook):
 
     Args:
       report: each step's: step, and skipped, the number of steps held back.
-      counter: the variable behind `skipped`.
+      counters: the variables behind `skipped` and `step`.
       config: `nan_policy` and `nan_limit`.
       explain: (session, number of the step) -> what was not finite, in a sentence or two.
       rollback: sets the variables as in the newest checkpoint and returns its step; for that policy.
@@ -28,14 +28,14 @@ class NanHook(tf.train.SessionRunHook):
     def __init__(
         self,
         report: Mapping[str, tf.Tensor],
-        counter: tf.Variable,
+        counters: Sequence[tf.Variable],
         config: config_lib.RunConfig,
         *,
         explain: Callable[[tf.Session, int], str],
         rollback: Callable[[tf.Session], int] | None = None,
     ) -> None:
         self.steady_request = tf.train.SessionRunArgs((report['skipped'], report['step']))
-        self._counter = counter
+        self._counters = counters
         self._config = config
         self._explain = explain
         self._rollback = rollback
@@ -45,7 +45,7 @@ class NanHook(tf.train.SessionRunHook):
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Reads how many were held back before."""
-        self._skipped = int(session.run(self._counter))
+        self._skipped = int(session.run(self._counters)[0])
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         """Acts where the counter has gone up.
@@ -53,10 +53,16 @@ class NanHook(tf.train.SessionRunHook):
         Raises:
           Diverged: by policy, or above the limit.
         """
-        skipped, step = run_values.results
+        self._look(run_context.session, *run_values.results)
+
+    def held_back(self, session: tf.Session) -> None:
+        """Acts where the counter has gone up, after a step of which hooks were not told; raises as `after_run`."""
+        self._look(session, *session.run(self._counters))
+
+    def _look(self, session: tf.Session, skipped: int, step: int) -> None:
         if skipped != self._skipped:
             self._skipped = int(skipped)
-            self._meet(run_context.session, int(step) + 1)
+            self._meet(session, int(step) + 1)
 
     def _meet(self, session: tf.Session, number: int) -> None:
         self._in_a_row = 1 if number > self._furthest else self._in_a_row + 1

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import tensorflow.compat.v1 as tf
 
 from towers import structs
-from towers.hooks import every
+from towers.hooks import every, looks
 
 
 class SummaryHook(tf.train.SessionRunHook):
@@ -14,13 +14,21 @@ class SummaryHook(tf.train.SessionRunHook):
     The steps in which they are due fetch one more set of tensors than the others, so TensorFlow prepares twice in all.
     """
 
-    def __init__(self, train_step: structs.TrainStep, *, when: every.Every, write: Callable[[int, tf.Summary], None]) -> None:
+    def __init__(
+        self,
+        train_step: structs.TrainStep,
+        *,
+        when: every.Every,
+        write: Callable[[int, tf.Summary], None],
+        seen: looks.Looks | None = None,
+    ) -> None:
         """Reports to `write`.
 
         Args:
           train_step: what to report.
           when: of the summaries.
           write: takes a step and its Summary, such as `writers.EventWriter.summary`.
+          seen: the steps of which hooks are told; None = all.
         """
         self._global_step = train_step.global_step
         self._prefixes = train_step.summary_prefixes
@@ -28,6 +36,8 @@ class SummaryHook(tf.train.SessionRunHook):
         self._quiet = tf.train.SessionRunArgs((train_step.step,))
         self._full = tf.train.SessionRunArgs((train_step.step, *train_step.scalars.values(), *train_step.summaries))
         self._when = when
+        self._seen = seen or looks.Looks()
+        self._seen.at(when)
         self._write = write
         self._step = 0
         self._stride = 1  # steps that a call makes, as far as was seen
@@ -42,7 +52,8 @@ class SummaryHook(tf.train.SessionRunHook):
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
         """Asks for the summaries where they are due."""
-        self._due = self._when.due(self._step + self._stride)
+        coming = self._seen.step
+        self._due = self._when.due(self._step + self._stride if coming is None else coming)
         self._began = self._when.clock()
         return self._full if self._due else self._quiet
 

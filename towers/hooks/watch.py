@@ -28,6 +28,8 @@ class StepHook(tf.train.SessionRunHook):
         """Tells `watch`; `step` is the int64 scalar global_step after the step."""
         self._watch = watch
         self._request = tf.train.SessionRunArgs(step)
+        self._step = 0
+        self.quiet_begins = watch.step_begins
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
         """Says that a step begins."""
@@ -36,7 +38,17 @@ class StepHook(tf.train.SessionRunHook):
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         """Says that it ended."""
-        self._watch.step_ends(int(run_values.results))
+        self._step = int(run_values.results)
+        self._watch.step_ends(self._step)
+
+    def quiet_ends(self) -> None:
+        """Says that the next step ended."""
+        self._step += 1
+        self._watch.step_ends(self._step)
+
+    def held_back(self, session: tf.Session) -> None:
+        """Takes back that the step before was another one."""
+        self._step -= 1
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Says that the hooks are called."""

@@ -36,7 +36,13 @@ class WeightlessHook(tf.train.SessionRunHook):
         Raises:
           ValueError: it is one too many.
         """
-        now = run_values.results
+        self._look(run_values.results)
+
+    def held_back(self, session: tf.Session) -> None:
+        """Counts a step of which hooks were not told; raises as `after_run`."""
+        self._look(session.run(self._counters))
+
+    def _look(self, now: Any) -> None:
         if now != self._before:
             self._before, self._in_a_row = now, 0
             return

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -16,7 +16,7 @@ from towers.checkpoint import saver
 from towers.evaluators import inside as inside_lib
 from towers.evaluators import results as results_lib
 from towers.graph import marks
-from towers.hooks import every, nan, network, progress, scalars, serving, start, stop, summary, weightless
+from towers.hooks import every, looks, nan, network, progress, scalars, serving, start, stop, summary, weightless
 from towers.jobs import program, starting
 from towers.live import publisher
 from towers.run import bundle, rescue, session, watchdog, writers
@@ -31,10 +31,12 @@ class Around:
     Attributes:
       stop: ends the steps when set.
       inside: evaluates between the steps.
+      seen: the steps that are looked at.
     """
 
     stop: threading.Event | None = None
     inside: inside_lib.Inside | None = None
+    seen: looks.Looks = dataclasses.field(default_factory=looks.Looks)
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -54,7 +56,8 @@ def not_finite(made: program.Program, config: config_lib.Config, rollback: Calla
         return []
     explain = bundle.explainer(made.recorder, config)
     back = rollback if config.nan_policy == 'rollback' else None
-    return [nan.NanHook(made.step.report, made.step.saved[starting.COUNTER], config, explain=explain, rollback=back)]
+    counters = made.step.saved[starting.COUNTER], made.step.global_step
+    return [nan.NanHook(made.step.report, counters, config, explain=explain, rollback=back)]
 
 
 def stopping(made: program.Program, config: config_lib.Config, stop_event: threading.Event) -> list[tf.train.SessionRunHook]:
@@ -76,10 +79,10 @@ def reporting(
     config: config_lib.Config,
     reports: writers.Reports,
     closing: contextlib.ExitStack,
-    clock: Callable[[], float] = time.monotonic,
+    around: Around,
 ) -> list[tf.train.SessionRunHook]:
-    """What reports; rates are those of `clock`."""
-    step = made.step
+    """What reports of the steps that are looked at; rates are those of the clock of `around`."""
+    step, clock = made.step, around.clock
     shown = progress.ProgressHook(
         step.report, last_step=made.total_steps, secs=config.train_secs, when=every.often(config.log_steps, _LOG_STEPS, clock)
     )
@@ -88,11 +91,20 @@ def reporting(
         start.StartHook(step.global_step, start=reports.start, graph=reports.events.graph),
         shown,
         scalars.ScalarsHook(step, when=every.often(config.log_steps, _LOG_STEPS, clock), rows=reports.row, events=reports.scalars),
-        summary.SummaryHook(step, when=every.often(config.summary_steps, _SUMMARY_STEPS, clock), write=reports.events.summary),
+        summary.SummaryHook(
+            step, when=every.often(config.summary_steps, _SUMMARY_STEPS, clock), write=reports.events.summary, seen=around.seen
+        ),
         *[network.NetworkHook(step.step, when=every.often(config.summary_steps, _SUMMARY_STEPS, clock), write=reports.events.scalars)]
         * bool(made.site.target),
         *_serving(made, config, closing),
     ]
+
+
+def timed(hooks: Sequence[tf.train.SessionRunHook], seen: looks.Looks) -> list[every.TimedHook]:
+    """Those with a timer, by which a step is looked at."""
+    found = [hook for hook in hooks if isinstance(hook, every.TimedHook)]
+    seen.at(*[hook.timer for hook in found])
+    return found
 
 
 def _serving(made: program.Program, config: config_lib.Config, closing: contextlib.ExitStack) -> list[tf.train.SessionRunHook]:

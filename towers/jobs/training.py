@@ -6,7 +6,7 @@ import functools
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 from absl import logging
@@ -18,14 +18,14 @@ from towers.directory import record, run_directory
 from towers.evaluators import inside as inside_lib
 from towers.evaluators import supervisor
 from towers.graph import devices, marks, optimizers
-from towers.hooks import checkpointing, every, guard, watch
-from towers.jobs import connecting, joining, program, recovering, run_hooks, starting
+from towers.hooks import checkpointing, guard, watch
+from towers.jobs import connecting, joining, program, recovering, run_hooks, starting, stepping
 from towers.run import process, session, signals, watchdog, writers
 from towers.sessions import membership
 
 _CLOSE_SECS = 60.0  # for a checkpoint still being written when the training fails
 _EVALUATION_SECS = 24 * 3600.0  # no wait is without a limit
-_UNCLAIMED, _ALONE = run_directory.Claim(), run_hooks.Around()
+_UNCLAIMED = run_directory.Claim()
 
 
 def train(
@@ -151,9 +151,10 @@ def _train(job: _Job, made: program.Program, claim: run_directory.Claim, stop_ev
     job.progress.step = lambda: reached.step
     job.member.follow(job.progress.step)
     inside = inside_lib.Inside(job.model, job.evaluators, stop_event) if config.eval_every_steps else None
-    around, hooks = run_hooks.Around(stop_event, inside), (*job.hooks, *made.site.hooks)
+    around = run_hooks.Around(stop_event, inside, stepping.seen(made, config, job.hooks))
+    hooks = (*job.hooks, *made.site.hooks)
     with inside or contextlib.nullcontext(), opened(made, config, claim=claim, hooks=hooks, around=around) as master:
-        _loop(master, step, reached, stop_event, around.clock)
+        _loop(master, step, reached, around)
     reached.stopped_by = master.stopped_by or 'hook'
     return reached
 
@@ -165,7 +166,7 @@ def opened(
     *,
     claim: run_directory.Claim = _UNCLAIMED,
     hooks: Sequence[tf.train.SessionRunHook] = (),
-    around: run_hooks.Around = _ALONE,
+    around: run_hooks.Around | None = None,
 ) -> Iterator[session.MasterSession]:
     """The master session of a program with all its hooks, its variables set; the body makes the steps.
 
@@ -176,6 +177,7 @@ def opened(
       hooks: the user's.
       around: what goes on beside the steps.
     """
+    around = around or run_hooks.Around()
     step, model_dir = made.step, str(config.model_dir)
     with made.graph.as_default(), tf.device(made.placement.parameter_device):
         keeper = saver.Saver(step.saved, step.input, config=config, model_dir=model_dir, facts=saver.Facts(claim.facts, claim.check))
@@ -194,16 +196,16 @@ def opened(
         closing.callback(reports.close)
         reports.counts.update(made.counts, **({'rollbacks': 0} if config.nan_policy == 'rollback' else {}))
         inside = around.hooks(made, watching, claim.check, lambda: master.stopped_by != 'signal')
-        reporting = [*run_hooks.reporting(made, config, reports, closing, around.clock), saving, *inside]
+        reporting = [*run_hooks.reporting(made, config, reports, closing, around), saving, *inside]
+        timed = run_hooks.timed(reporting, around.seen)
 
         def rollback(raw: tf.Session) -> int:
             keeper.wait(_CLOSE_SECS)
             number = starter.go_back(raw)
             reports.start(number)
             reports.counts['rollbacks'] += 1
-            for hook in reporting:
-                if isinstance(hook, every.TimedHook):
-                    hook.went_back(number)
+            for hook in timed:
+                hook.went_back(number)
             return number
 
         stopping = [*run_hooks.not_finite(made, config, rollback), *run_hooks.stopping(made, config, around.stop or threading.Event())]
@@ -217,31 +219,27 @@ def opened(
                 keeper.wait(_CLOSE_SECS)  # here: a checkpoint in writing is read from the session
 
 
-def loop_fetches(step: structs.TrainStep) -> tuple[tf.Operation | tf.Tensor, ...]:
-    """What the loop asks of each step beside its hooks, the loss last; flat, which is the cheapest form."""
-    return (*marks.whole(step), step.step, step.report['examples_seen'], step.report['loss'])
-
-
 def _loop(
     master: session.MasterSession,
     step: structs.TrainStep,
     reached: recovering.Reached,
-    stop_event: threading.Event,
-    clock: Callable[[], float],
+    around: run_hooks.Around,
 ) -> None:
     """The steps; the rate leaves out the first, in which TensorFlow prepares itself."""
-    fetches = loop_fetches(step)
+    stepper, clock = stepping.Stepper(master, step, around.seen), around.clock
     started, first_examples = clock(), reached.examples
     try:
         while not master.should_stop():
-            if stop_event.is_set():  # since the last step, so the next one is not begun
+            if around.stop is not None and around.stop.is_set():  # since the last step, so the next one is not begun
                 master.request_stop('signal')
                 break
-            *_, number, seen, loss = master.run(fetches)
+            made = stepper.make(reached.step)
+            if made.report is not None:
+                reached.examples, reached.loss = made.report
             if reached.step == reached.first_step:
-                started, first_examples = clock(), int(seen)
-            if number != reached.step:  # a step that was held back has a loss, but not one of the run
-                reached.step, reached.examples, reached.loss = int(number), int(seen), float(loss)
+                started, first_examples = clock(), reached.examples
+            reached.step = made.step
+        reached.examples = stepper.examples()
     finally:
         seconds = clock() - started
         reached.examples_per_sec = (reached.examples - first_examples) / seconds if seconds else 0.0

@@ -68,5 +68,27 @@ class Caller:
             raise
 
 
+def quietly(hooks: Sequence[Any], step: Callable[[], Any]) -> Callable[[], Any]:
+    """`step` as a step of which only the hooks with `quiet_begins` and `quiet_ends` are told, by these."""
+    told = [hook for hook in hooks if hasattr(hook, 'quiet_begins')]
+
+    def make() -> Any:
+        for hook in told:
+            hook.quiet_begins()
+        values = step()
+        for hook in told:
+            hook.quiet_ends()
+        return values
+
+    return make
+
+
+def tell_held_back(hooks: Sequence[Any], session: tf.Session) -> None:
+    """Tells the hooks with a method `held_back` that a quiet step changed nothing."""
+    for hook in hooks:
+        if hasattr(hook, 'held_back'):
+            hook.held_back(session)
+
+
 def _has_own(hook: tf.train.SessionRunHook, method: str) -> bool:
     return getattr(getattr(hook, method), '__func__', None) is not getattr(_BLANK, method)

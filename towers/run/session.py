@@ -142,6 +142,18 @@ class MasterSession(contextlib.AbstractContextManager):
         self._caller.after(context, ready.listeners, results[1:], ready.about)
         return results[0]
 
+    def quiet(self, fetches: Sequence[Any]) -> Callable[[], list[Any]]:
+        """A function that makes a step which hooks have nothing to do in, and returns the values of a flat list of fetches.
+
+        Of such steps only hooks with `quiet_begins` and `quiet_ends` are told, by these. Errors are those of `run`.
+        """
+        step = self._session.make_callable(list(fetches))
+        return calling.quietly(self._hooks, lambda: self._step(step))
+
+    def held_back(self) -> None:
+        """Tells the hooks with a method of this name that the last step, a quiet one, changed nothing."""
+        calling.tell_held_back(self._hooks, self._session)
+
     def close(self) -> None:
         """Ends cleanly: `end` of the hooks, then the session is closed; a second call does nothing."""
         self._close(clean=True)

@@ -1,0 +1,80 @@
+"""The steps of a training: what is asked of each, in the loop and in whatever measures it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from towers import config as config_lib
+from towers import structs
+from towers.graph import marks
+from towers.hooks import looks
+from towers.jobs import program
+from towers.run import session
+
+
+class Made(NamedTuple):
+    """What came of a call.
+
+    Attributes:
+      step: global_step after it; where it is the one before, or less, the step was held back.
+      report: all examples that the run was trained on so far, and the step's loss; None where the step was not looked at.
+    """
+
+    step: int
+    report: tuple[int, float] | None
+
+
+class Stepper:
+    """Makes steps, each with what is asked of its kind.
+
+    Args:
+      master: the session, with all its hooks.
+      step: what to run.
+      seen: which steps are looked at; that of the hooks.
+    """
+
+    def __init__(self, master: session.MasterSession, step: structs.TrainStep, seen: looks.Looks) -> None:
+        self._master, self._step, self._seen = master, step, seen
+        # The same tuple each time, and a flat one, which is the cheapest form.
+        self._asked = (*marks.whole(step), step.step, step.report['examples_seen'], step.report['loss'])
+        self._bare = bare(step)
+        self._quiet: Callable[[], Any] | None = None
+
+    def make(self, before: int) -> Made:
+        """The step after `before`."""
+        if self._seen.next(before + 1):
+            *_, number, examples, loss = self._master.run(self._asked)
+            return Made(int(number), (int(examples), float(loss))) if number > before else self._held_back()
+        if self._quiet is None:
+            self._quiet = self._master.quiet(self._bare)
+        changed = self._quiet()[0]
+        if changed is None or changed:  # an operation without an output has no reason to hold a step back
+            return Made(before + 1, None)
+        self._master.held_back()
+        return self._held_back()
+
+    def examples(self) -> int:
+        """All that the run was trained on so far, between two steps."""
+        return int(self._master.raw_session().run(self._step.saved['examples_seen']))
+
+    def _held_back(self) -> Made:
+        return Made(int(self._master.raw_session().run(self._step.global_step)), None)  # the hooks may have gone back
+
+
+def bare(step: structs.TrainStep) -> tuple[tf.Operation | tf.Tensor, ...]:
+    """What makes a step that is not looked at, first of all whether it changed anything."""
+    return (*[operation.outputs[0] if operation.outputs else operation for operation in step.ops], *marks.whole(step)[len(step.ops) :])
+
+
+def seen(made: program.Program, config: config_lib.Config, hooks: Sequence[tf.train.SessionRunHook] = ()) -> looks.Looks:
+    """The steps that are looked at: all where any may be the last, and where one more set of fetches costs an optimisation of its own.
+
+    Args:
+      made: what runs.
+      config: what may end the training.
+      hooks: the user's, which may end it too, and are told of every step.
+    """
+    is_known = not (hooks or config.train_secs or config.early_stop)
+    is_cheap = made.proto.graph_options.rewrite_options.disable_meta_optimizer and not made.site.target
+    return looks.Looks(made.total_steps if is_known and is_cheap else None)
