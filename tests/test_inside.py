@@ -151,7 +151,7 @@ def test_with_averages_it_evaluates_them(tmp_path):
     train(tmp_path, ema_decay=0.5, use_ema=True, train_steps=2)
     [row] = rows(tmp_path)
     assert row['loss'] == pytest.approx(0.5 * 0.9 + 0.5 * 0.8)
-    with pytest.raises(ValueError, match='--use_ema reads an average of w of its own type, got none; give --ema_decay'):
+    with pytest.raises(ValueError, match='--use_ema evaluates with the averages that --ema_decay makes, got none'):
         train(tmp_path / 'none', use_ema=True)
 
 

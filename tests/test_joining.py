@@ -1,8 +1,12 @@
 import pytest
+import test_evaluation
 
 import towers
+from towers import config as config_lib
+from towers.config import evaluation as eval_config
+from towers.evaluators import supervisor
 from towers.jobs import joining
-from towers.sessions import host, ledger, memory
+from towers.sessions import admission, host, ledger, memory
 
 NUMBER = 5
 
@@ -17,7 +21,8 @@ def alone(monkeypatch, tmp_path):
 
 def joined(**settings):
     config = towers.Config(device='cpu', visible_gpus=(NUMBER,), **settings)
-    with joining.joined(config, joining.master(config)) as (given, member):
+    beside = supervisor.of(config, test_evaluation.DATA) if config.evaluate or config.evaluator else ()
+    with joining.joined(config, joining.master(config, [each.config for each in beside])) as (given, member):
         assert [seen.entry for seen in ledger.read(host.folder())] == [member.entry]
         return given, member.entry
 
@@ -33,14 +38,60 @@ def joined(**settings):
         ({'memory_plan': 'auto', 'evaluate': True}, 1.0),  # on the CPU
         ({'memory_plan': 'auto', 'evaluate': True, 'eval_device': 'gpu'}, 0.5),
         ({'memory_plan': 'auto', 'evaluator': ('a:device=gpu', 'b:device=gpu', 'c:device=cpu')}, 0.33),
+        ({'memory_plan': 'auto', 'evaluate': True, 'eval_gpu_memory_fraction': 0.2}, 0.8),
+        ({'memory_plan': 'auto', 'evaluator': ('a:gpu_memory_fraction=0.2', 'b:device=auto', 'c:gpu_memory_fraction=0.3')}, 0.25),
+        ({'gpu_memory_fraction': 0.8, 'evaluate': True, 'eval_gpu_memory_fraction': 0.2}, 0.8),
+        ({'gpu_memory_fraction': 0.5, 'evaluate': True}, 0.5),  # on the CPU
     ],
 )
-def test_a_session_has_the_share_that_it_names_or_is_planned(settings, share):
+def test_a_session_has_the_share_that_it_names_or_is_planned(settings, share, caplog):
+    caplog.set_level('INFO')
     given, entry = joined(**settings)
     assert (entry.share, entry.gpus, entry.fake, entry.role) == (share, (NUMBER,), True, 'master')
     if 'memory_plan' in settings:
         assert (given.gpu_memory_fraction, given.memory_plan) == (share, 'off')
-        assert given.eval_gpu_memory_fraction == (share if share < 1 else None)
+        assert f'this session takes {share:.2f} of each of its GPUs' in caplog.text
+        others = {each.name: config_lib.evaluation_devices(each.config) for each in supervisor.of(given, test_evaluation.DATA)}
+        own = {name: fields.get('eval_gpu_memory_fraction') for name, fields in eval_config.specs(given.evaluator).items()}
+        for name, section in others.items():
+            asked = own.get(name) or given.eval_gpu_memory_fraction
+            assert section.gpu_memory_fraction == (asked or (None if section.device == 'cpu' else share))
+
+
+@pytest.mark.parametrize(
+    ('settings', 'problem', 'ways'),
+    [
+        (
+            {'gpu_memory_fraction': 0.9, 'evaluator': ('s:device=cpu,gpu_memory_fraction=0.2',)},
+            'This session wants 0.90 of fake GPU 5, of which 0.20 is held and 0.80 free.',
+            '--gpu_memory_fraction=0.8, or smaller shares of its evaluators.',
+        ),
+        (
+            {'gpu_memory_fraction': 0.9, 'evaluate': True, 'eval_gpu_memory_fraction': 0.2},
+            'This session wants 0.90 of fake GPU 5, of which 0.20 is held and 0.80 free.',
+            '--gpu_memory_fraction=0.8, or smaller shares of its evaluators.',
+        ),
+        (
+            {'evaluator': ('s:gpu_memory_fraction=0.7', 't:gpu_memory_fraction=0.4')},
+            'The evaluator t wants 0.40 of fake GPU 5, of which 0.70 is held and 0.30 free.',
+            'its gpu_memory_fraction=0.3.',
+        ),
+    ],
+    ids=['own', 'evaluate', 'evaluators'],
+)
+def test_the_shares_of_its_own_evaluators_must_fit_at_the_start(settings, problem, ways):
+    with pytest.raises(admission.Refused) as refused:
+        joined(**settings)
+    first, *table, fits = refused.value.screen.splitlines()
+    assert (first, fits) == (problem, f'What would fit: {ways}')
+    assert [line.split()[:4] for line in table[1:]] == [['evaluator', 's' if 'evaluator' in settings else 'test', 'to', 'come']]
+
+
+def test_a_plan_and_a_share_are_two_answers():
+    with pytest.raises(ValueError, match='--memory_plan=auto chooses the share, got --gpu_memory_fraction=0.5 too; give one of the two'):
+        towers.Config(memory_plan='auto', gpu_memory_fraction=0.5)
+    with pytest.raises(ValueError, match='--eval_gpu_memory_fraction must be above 0 and at most 1, got 2.0'):
+        towers.Config(eval_gpu_memory_fraction=2.0)
 
 
 def test_threads_and_memory_are_those_of_the_session():

@@ -79,6 +79,15 @@ def test_the_refusal_says_who_holds_what_and_what_would_fit():
     assert fits == 'What would fit: --gpu_memory_fraction=0.3, or --visible_gpus=2,3, or wait for the end of 1.'
 
 
+def test_an_evaluator_is_not_told_to_wait_for_its_own_training():
+    asked = ledger.Entry(role='evaluator', gpus=(0,), share=0.5, model_dir='/runs/a')
+    with pytest.raises(admission.Refused) as refused:
+        admission.admit(asked, [other(share=0.7)], MACHINE)
+    assert refused.value.screen.endswith(': --gpu_memory_fraction=0.3, or --visible_gpus=1, or a smaller share of the training.')
+    with pytest.raises(admission.Refused, match='or wait for the end of 1'):
+        admission.admit(asked, [other(share=0.7, model_dir='/runs/b')], MACHINE)
+
+
 @pytest.mark.parametrize(
     ('free', 'share', 'ways'),
     [

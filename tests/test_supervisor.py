@@ -57,15 +57,17 @@ def test_what_has_no_dataset_is_told(tmp_path):
     ('texts', 'message'),
     [
         (('a', 'a:nice=3'), "--evaluator=a:nice=3: there is one of the name 'a' already"),
-        (('a/b',), "--eval_name must be the name of a folder, got 'a/b'"),
+        (('a/b',), "--evaluator=a/b: name must be the name of a folder, got 'a/b'"),
         (('a:nise=3',), '--evaluator=a:nise=3: expected dataset, cadence, device, num_gpus, batch_size, parts, gpu_memory_fraction, '),
         (('a:nice',), "as key=value, got 'nice'; correct it"),
         (('a:nice=x',), "--evaluator=a:nice=x: nice wants a number, got 'x'"),
-        (('a:nice=20',), '--eval_nice goes from 0 to 19, got 20'),
+        (('a:nice=20',), '--evaluator=a:nice=20: nice goes from 0 to 19, got 20'),
+        (('a:gpu_memory_fraction=7',), '--evaluator=a:gpu_memory_fraction=7: gpu_memory_fraction must be above 0 and at most 1, got 7.0.'),
         (('a:device=tpu',), "--evaluator=a:device=tpu: device is one of auto, gpu, cpu, got 'tpu'"),
-        (('a:cadence=never',), "--eval_cadence must be every, newest, or such as 100steps or 60secs, got 'never'"),
+        (('a:cadence=never',), "--evaluator=a:cadence=never: cadence must be every, newest, or such as 100steps or 60secs, got 'never'"),
+        (('a:cadence=0steps',), "cadence must be every, newest, or such as 100steps or 60secs, got '0steps'"),
     ],
-    ids=range(8),
+    ids=range(10),
 )  # fmt: skip
 def test_a_wrong_declaration_says_what_is_wrong(texts, message):
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -74,3 +76,27 @@ def test_a_wrong_declaration_says_what_is_wrong(texts, message):
 
 def test_a_declaration_may_name_its_dataset():
     assert eval_config.specs(('a:dataset=my.data:test,nice=3',)) == {'a': {'eval_name': 'a', 'dataset': 'my.data:test', 'eval_nice': 3}}
+
+
+@pytest.mark.parametrize(
+    ('settings', 'message'),
+    [
+        ({'use_ema': True}, '--use_ema evaluates with the averages that --ema_decay makes, got none; give e.g. --ema_decay=0.999'),
+        ({'eval_max_slowdown': 0.1}, '--eval_max_slowdown=0.1 is for an evaluator beside the training, got none; give --evaluate or'),
+        ({'eval_cadence': 'newest'}, '--eval_cadence=newest is for an evaluator beside the training, got none'),
+        ({'eval_cadence': 'newest', 'eval_every_steps': 3}, '--eval_every_steps=3 evaluates in the training, --eval_cadence is for'),
+    ],
+    ids=range(4),
+)
+def test_what_would_have_no_effect_is_refused_at_the_start(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        towers.train(test_evaluation.scaled, data, runs.config(tmp_path / 'run', **settings), eval_dataset=data)
+    assert not (tmp_path / 'run').exists()
+    supervisor.check(runs.config(tmp_path, evaluate=True, eval_cadence='newest', eval_max_slowdown=0.1, use_ema=True, ema_decay=0.9))
+
+
+def test_stopping_early_without_an_evaluator_is_warned_of(tmp_path, caplog):
+    supervisor.check(runs.config(tmp_path, early_stop='loss:3', evaluate=True))
+    assert not caplog.text
+    supervisor.check(runs.config(tmp_path, early_stop='loss:3', eval_name='mine'))
+    assert "--early_stop=loss:3: this training has no evaluator; only what one started by hand as 'mine' finds counts" in caplog.text

@@ -76,6 +76,11 @@ class DeviceConfig(options.Section):
 def _check_shares(section: Any) -> None:
     fraction, limit = section.gpu_memory_fraction, section.gpu_memory_limit_mb
     options.require(fraction is None or 0 < fraction <= 1, f'--gpu_memory_fraction must be above 0 and at most 1, got {fraction!r}.')
+    for name, value in (('gpu_memory_fraction', fraction), ('gpu_memory_limit_mb', limit)):
+        options.require(
+            value is None or section.memory_plan == 'off',
+            f'--memory_plan=auto chooses the share, got --{name}={value} too; give one of the two.',
+        )
     options.require(
         fraction is None or limit is None,
         f'--gpu_memory_fraction={fraction} and --gpu_memory_limit_mb={limit} are two ways to say one thing; give one.',

@@ -59,6 +59,8 @@ class EvalConfig(options.Section):
             self.eval_max_slowdown is None or 0 < self.eval_max_slowdown < 1,
             f'--eval_max_slowdown is a part of the speed, above 0 and below 1, got {self.eval_max_slowdown}; give e.g. 0.1.',
         )
+        share = self.eval_gpu_memory_fraction
+        options.require(share is None or 0 < share <= 1, f'--eval_gpu_memory_fraction must be above 0 and at most 1, got {share!r}.')
         options.at_least(self, 1, 'eval_every_steps', 'serve_snapshots', 'eval_batch_size', 'eval_num_gpus', 'eval_threads', 'eval_parts')
         options.at_least(self, 0, 'eval_idle_secs', 'eval_nice', 'eval_restarts')
         options.require(self.eval_nice <= 19, f'--eval_nice goes from 0 to 19, got {self.eval_nice}; give one of them.')
@@ -87,7 +89,10 @@ def specs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
             known = key in _KEYS and bool(equals)
             options.require(known, f'--evaluator={text}: expected {", ".join(_KEYS)} as key=value, got {entry!r}; correct it.')
             fields['dataset' if key == 'dataset' else f'eval_{key}'] = _value(text, key, value, hints.get(f'eval_{key}', str))
-        EvalConfig(**{key: value for key, value in fields.items() if key != 'dataset'})
+        try:
+            EvalConfig(**{key: value for key, value in fields.items() if key != 'dataset'})
+        except ValueError as error:
+            raise ValueError(f'--evaluator={text}: {str(error).replace("--eval_", "")}') from error
         found[name] = fields
     return found
 
@@ -127,6 +132,6 @@ def cadence(text: str) -> tuple[str, float]:
     if text in ('every', 'newest'):
         return text, 0.0
     found = re.fullmatch(r'(\d+(?:\.\d+)?)(steps|secs)', text)
-    if not found:
+    if not found or not float(found[1]):
         raise ValueError(f'--eval_cadence must be every, newest, or such as 100steps or 60secs, got {text!r}; correct it.')
     return found[2], float(found[1])

@@ -67,13 +67,25 @@ def of(config: config_lib.Config, datasets: structs.Dataset | Mapping[str, struc
     return tuple(Evaluator(dataclasses.replace(config, **fields[name]), dataset) for name, dataset in by_name.items())
 
 
-def check(config: config_lib.EvalConfig) -> None:
-    """Raises ValueError where a training that evaluates by itself is asked for what only a process of its own can do."""
-    for name in ('eval_parts', 'eval_max_slowdown'):
+def check(config: config_lib.Config) -> None:
+    """Raises ValueError where a training is asked for what it has no evaluator, or no averages, for."""
+    for name in ('eval_parts', 'eval_max_slowdown', 'eval_cadence'):
+        value, is_given = getattr(config, name), getattr(config, name) != getattr(config_lib.EvalConfig, name)
         config_lib.require(
-            not config.eval_every_steps or getattr(config, name) == getattr(config_lib.EvalConfig, name),
+            not config.eval_every_steps or not is_given,
             f'--eval_every_steps={config.eval_every_steps} evaluates in the training, --{name} is for evaluators of their own; give one.',
         )
+        config_lib.require(
+            name == 'eval_parts' or config.evaluate or bool(config.evaluator) or not is_given,
+            f'--{name}={value} is for an evaluator beside the training, got none; give --evaluate or --evaluator too, or leave it out.',
+        )
+    config_lib.require(
+        not config.use_ema or config.ema_decay is not None,
+        '--use_ema evaluates with the averages that --ema_decay makes, got none; give e.g. --ema_decay=0.999, or leave it out.',
+    )
+    if config.early_stop and not (config.evaluate or config.evaluator or config.eval_every_steps):
+        text = '--early_stop=%s: this training has no evaluator; only what one started by hand as %r finds counts (else give --evaluate).'
+        logging.warning(text, config.early_stop, config.eval_name)
 
 
 def at_end(model: structs.Model, evaluators: Sequence[Evaluator], *, known: int | None, stop: threading.Event) -> Scores:

@@ -3,15 +3,15 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import tensorflow.compat.v1 as tf
+from absl import logging
 
 from towers import config as config_lib
 from towers import structs
 from towers.cluster import spec
-from towers.config import evaluation as eval_config
 from towers.graph import devices, physical
 from towers.run import session_config
 from towers.sessions import admission, ledger, membership, memory
@@ -29,14 +29,14 @@ class Role:
       name: 'master', 'evaluator', 'exporter', 'predictor' or 'worker'.
       which: of several evaluators.
       model_dir: its run directory.
-      coming: sessions that will be started after it and share its GPUs.
+      beside: name and devices of the sessions that will be started after it.
       remote: its towers run in other processes, which hold the GPUs.
     """
 
     name: str
     which: str = ''
     model_dir: str | None = None
-    coming: int = 0
+    beside: tuple[tuple[str, config_lib.DeviceConfig], ...] = ()
     remote: bool = False
 
 
@@ -56,25 +56,37 @@ def joined(config: Given, role: Role) -> Iterator[tuple[Given, membership.Member
       ValueError: there are no such devices.
     """
     placement = _ELSEWHERE if role.remote else devices.place(config)
-    machine = _machine(placement)
-    divide = 1 + role.coming if config.memory_plan == 'auto' else 0
+    machine = dataclasses.replace(_machine(placement), reserved=tuple(_coming(role)))
+    planned = sum(section.memory_plan == 'auto' for _, section in role.beside)  # they get as much
+    divide = 1 + planned if config.memory_plan == 'auto' else 0
     with membership.Membership(_entry(config, placement, role), machine, divide=divide) as member:
-        yield _given(config, member.entry, role), member
+        if divide and member.entry.share is not None:
+            text = '--memory_plan=auto: this session takes %.2f of each of its GPUs, as --gpu_memory_fraction would say%s.'
+            logging.info(text, member.entry.share, f'; so do {planned} evaluators' if planned else '')
+        yield _given(config, member.entry), member
 
 
-def master(config: config_lib.Config) -> Role:
-    """The session of a training."""
-    own = [fields.get('eval_device', config.eval_device) for fields in eval_config.specs(config.evaluator).values()]
-    beside = [config.eval_device] * config.evaluate + own
+def master(config: config_lib.Config, evaluators: Sequence[config_lib.Config] = ()) -> Role:
+    """The session of a training, with the evaluators that it will start beside it."""
     cluster = spec.of(config)
     remote = cluster is not None and cluster.master not in cluster.workers
-    return Role('master', model_dir=config.model_dir, coming=sum(device != 'cpu' for device in beside), remote=remote)
+    beside = tuple((each.eval_name, config_lib.evaluation_devices(each)) for each in evaluators)
+    return Role('master', model_dir=config.model_dir, beside=beside, remote=remote)
 
 
 def _machine(placement: structs.Placement) -> admission.Machine:
     if placement.fake:
         return admission.Machine(memory.limit_mb())
     return admission.Machine(memory.limit_mb(), physical.shown(len(tf.config.list_physical_devices('GPU'))))
+
+
+def _coming(role: Role) -> Iterator[ledger.Entry]:
+    """What the sessions to be started will hold; of one whose devices are not there it says so itself."""
+    for name, section in role.beside:
+        if section.memory_plan == 'off':
+            with contextlib.suppress(ValueError):
+                made = _entry(section, devices.place(section), Role('evaluator', name, role.model_dir))
+                yield dataclasses.replace(made, pid=0, started=None)
 
 
 def _entry(config: config_lib.DeviceConfig, placement: structs.Placement, role: Role) -> ledger.Entry:
@@ -109,11 +121,9 @@ def _sizes(placement: structs.Placement) -> list[int]:
     return [known[number][1] for _, number in placement.gpus if number < len(known)]
 
 
-def _given(config: Given, entry: ledger.Entry, role: Role) -> Given:
-    """With the share that a plan gave; evaluators to come get as much."""
+def _given(config: Given, entry: ledger.Entry) -> Given:
+    """With the share that a plan gave, which evaluators to come take over where they name none."""
     if config.memory_plan == 'off' or entry.share is None:
         return config
     given: dict[str, Any] = {'gpu_memory_fraction': entry.share, 'gpu_memory_limit_mb': None, 'memory_plan': 'off'}
-    if role.coming and getattr(config, 'eval_gpu_memory_fraction', entry.share) is None:
-        given['eval_gpu_memory_fraction'] = entry.share
     return dataclasses.replace(config, **given)

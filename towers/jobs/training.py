@@ -67,12 +67,13 @@ def train(
         logging.info('No model_dir was given; this run is in %s.', model_dir)
     config = connecting.fixed(dataclasses.replace(config, model_dir=os.path.abspath(model_dir)))
     supervisor.check(config)
-    supervisor.of(config, eval_dataset)  # what is wrong with them is told before anything begins
+    evaluators = supervisor.of(config, eval_dataset)  # what is wrong with them is told before anything begins
+    beside = [each.config for each in evaluators] if config.evaluate or config.evaluator else []
     if optimizer is not None:
         optimizers.require_factory(optimizer)
     if config.deterministic:
         tf.compat.v2.config.experimental.enable_op_determinism()
-    with joining.joined(config, joining.master(config)) as (config, member):
+    with joining.joined(config, joining.master(config, beside)) as (config, member):
         if not config.worker_hosts:
             process.claim(config, devices.place(config))  # here, where the caller's line is known
         job = _Job(model, dataset, config, supervisor.of(config, eval_dataset), tuple(hooks), optimizer, member)

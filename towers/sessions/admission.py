@@ -25,10 +25,12 @@ class Machine:
     Attributes:
       memory_mb: main memory in MiB; 0 = unknown, any.
       gpus: physical numbers of all real GPUs that this process may see.
+      reserved: sessions of the asking one's own, to be started after it, whose shares it must leave.
     """
 
     memory_mb: int
     gpus: tuple[int, ...] = ()
+    reserved: tuple[ledger.Entry, ...] = ()
 
 
 def admit(asked: ledger.Entry, others: Sequence[ledger.Entry], machine: Machine, *, divide: int = 0) -> ledger.Entry:
@@ -38,24 +40,34 @@ def admit(asked: ledger.Entry, others: Sequence[ledger.Entry], machine: Machine,
       asked: the session; what it has of a GPU is its share of it.
       others: the living sessions on this machine, without those of this process.
       machine: what there is.
-      divide: 0 = as asked; n = an n-th of what the others leave on its fullest GPU, whatever it asked for.
+      divide: 0 = as asked; n = an n-th of what the others, and what is reserved, leave on its fullest GPU, whatever it asked for.
 
     Raises:
       Refused: it does not fit; the message holds who has what, and flags that would fit.
     """
-    free = {device: 1.0 - sum(shares) for device, shares in _held(asked.devices(), others).items()}
+    for place, coming in enumerate(machine.reserved):
+        _check_shares(coming, [*others, *machine.reserved[:place]], machine)
+    before = [*others, *machine.reserved]
     if divide and asked.gpus:
-        asked = dataclasses.replace(asked, share=math.floor(min(free.values()) / divide * 100 + _EXACT) / 100)
-    share = asked.share
+        free = min(_free(asked, before).values())
+        asked = dataclasses.replace(asked, share=math.floor(free / divide * 100 + _EXACT) / 100)
+    _check_shares(asked, before, machine)
+    _check_memory(asked, others, machine)
+    return asked
+
+
+def _free(asked: ledger.Entry, others: Sequence[ledger.Entry]) -> dict[tuple[bool, int], float]:
+    return {device: 1.0 - sum(shares) for device, shares in _held(asked.devices(), others).items()}
+
+
+def _check_shares(asked: ledger.Entry, others: Sequence[ledger.Entry], machine: Machine) -> None:
+    share, free = asked.share, _free(asked, others)
     full = [] if share is None else [device for device in asked.devices() if free[device] + _EXACT < share or share < _LEAST_SHARE]
     if full and share is not None:
         device = min(full, key=lambda each: free[each])
-        problem = (
-            f'This session wants {share:.2f} of {_name(device)}, of which {1 - free[device]:.2f} is held and {_left(free[device])} free'
-        )
-        raise _refused(f'{problem}.', asked, others, _ways(asked, share, free, others, machine), on_gpus=True)
-    _check_memory(asked, others, machine)
-    return asked
+        who = f'The {asked.role} {asked.name}' if asked.is_coming else 'This session'
+        problem = f'{who} wants {share:.2f} of {_name(device)}, of which {1 - free[device]:.2f} is held and {_left(free[device])} free'
+        raise _refused(f'{problem}.', asked, others, _ways(asked, free, others, machine), on_gpus=True)
 
 
 def table(entries: Sequence[ledger.Entry]) -> list[str]:
@@ -63,7 +75,8 @@ def table(entries: Sequence[ledger.Entry]) -> list[str]:
     rows = [('role', 'process', 'host', 'GPUs', 'share', 'memory', 'run directory')]
     for entry in entries:
         role = f'{entry.role} {entry.name}'.strip()
-        rows.append((role, str(entry.pid), entry.host, devices(entry), share(entry), f'{_memory_of(entry)} MiB', entry.model_dir))
+        process, taken = ('to come', '-') if entry.is_coming else (str(entry.pid), f'{_memory_of(entry)} MiB')
+        rows.append((role, process, entry.host, devices(entry), share(entry), taken, entry.model_dir))
     return columns(rows)
 
 
@@ -89,12 +102,14 @@ def _held(wanted: Sequence[tuple[bool, int]], others: Sequence[ledger.Entry]) ->
     }  # fmt: skip
 
 
-def _ways(
-    asked: ledger.Entry, share: float, free: Mapping[tuple[bool, int], float], others: Sequence[ledger.Entry], machine: Machine
-) -> list[str]:
+def _ways(asked: ledger.Entry, free: Mapping[tuple[bool, int], float], others: Sequence[ledger.Entry], machine: Machine) -> list[str]:
     """The flags with which it would fit."""
-    least = math.floor(min(free.values()) * 100 + _EXACT) / 100
+    share, least = asked.share or 0.0, math.floor(min(free.values()) * 100 + _EXACT) / 100
     ways = [f'--gpu_memory_fraction={least:g}'] if least >= _LEAST_SHARE else []
+    if asked.is_coming:
+        return [f'its gpu_memory_fraction={least:g}'] if ways else []
+    if any(entry.is_coming for entry in others):  # they are where it is
+        return [*ways, 'smaller shares of its evaluators']
     needed = len(asked.gpus)
     numbers = list(range(needed + sum(len(entry.gpus) for entry in others))) if asked.fake else list(machine.gpus)
     held = _held([(asked.fake, number) for number in numbers], others)
@@ -123,9 +138,17 @@ def _memory_of(entry: ledger.Entry) -> int:
 def _refused(problem: str, asked: ledger.Entry, others: Sequence[ledger.Entry], ways: Sequence[str], *, on_gpus: bool = False) -> Refused:
     sharing = [entry for entry in others if entry.share is not None and set(entry.devices()) & set(asked.devices())]
     others = sharing if on_gpus else others
-    pids = ', '.join(str(entry.pid) for entry in others) or 'another session'
-    fits = f'What would fit: {", or ".join([*ways, f"wait for the end of {pids}"])}.'
+    waited = [entry for entry in others if not entry.is_coming and not _serves(entry, asked)]
+    ways = [*ways, *(['a smaller share of the training'] if any(_serves(entry, asked) for entry in others) else [])]
+    if waited or not ways:
+        ways.append(f'wait for the end of {", ".join(str(entry.pid) for entry in waited) or "another session"}')
+    fits = f'What would fit: {", or ".join(ways)}.'
     return Refused(f'{problem} {fits}', '\n'.join([problem, *(f'  {line}' for line in table(others)), fits]))
+
+
+def _serves(entry: ledger.Entry, asked: ledger.Entry) -> bool:
+    """Whether a session is the training whose checkpoints an evaluator takes: it has nothing to do after its end."""
+    return asked.role == 'evaluator' and entry.role == 'master' and entry.model_dir == asked.model_dir
 
 
 def _name(device: tuple[bool, int]) -> str:

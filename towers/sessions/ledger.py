@@ -39,7 +39,7 @@ class Entry:
       step: the last one made, loaded or evaluated; None before the first.
       host: name of the machine.
       machine: identifies the running system and its process numbers.
-      pid: process number there.
+      pid: process number there; 0 = it is to be started.
       started: when that process started.
       since: seconds since 1970 at which the session was registered.
       token: drawn anew for each.
@@ -71,6 +71,11 @@ class Entry:
     def is_own(self) -> bool:
         """Whether it is of this very process."""
         return self.is_here and self.pid == os.getpid()
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether it is to be started."""
+        return self.pid == 0
 
     def devices(self) -> list[tuple[bool, int]]:
         """Its GPUs as (fake, physical number)."""
