@@ -66,8 +66,14 @@ def test_strict_is_an_error_that_lists_all_and_soft_a_warning(caplog):
     assert variables['w'] == -2.0  # 1 - mean(2, 4)
 
 
-def test_without_the_question_the_session_refuses(caplog):
-    made = program.make(model, harness.numbers(1, 2), harness.config(n=2, global_batch_size=2))
-    with tf.Session(graph=made.graph, config=made.proto) as session, pytest.raises(tf.errors.InvalidArgumentError, match='CPU:7'):
-        session.run(made.init)
-    assert not caplog.text
+def test_without_the_question_nothing_moves_and_the_users_line_is_told():
+    with pytest.raises(ValueError, match=r'can not run where they were put: .*tower_0/mul .*made at .*moved.*=soft'):
+        program.make(model, harness.numbers(1, 2), harness.config(n=2, global_batch_size=2))
+
+
+def test_one_operation_is_spoken_of_as_one():
+    with tf.Graph().as_default() as graph, tf.device('/gpu:3'):
+        tf.no_op(name='alone')
+    asked = config.DeviceConfig(device='cpu')
+    with pytest.raises(ValueError, match=r'^1 operation can not run where it was put: alone \(NoOp\) from /device:GPU:3, made at'):
+        moved.check(graph, session_config.make(asked, devices.place(asked)), asked)

@@ -41,9 +41,7 @@ class Moved:
 
 
 def check(graph: tf.Graph, proto: tf.ConfigProto, config: config_lib.DeviceConfig) -> None:
-    """Lists what soft placement would move, as a WARNING; with `placement` 'strict' that is an error.
-
-    Does nothing where the session will refuse such an operation itself.
+    """Lists what soft placement would move, as a WARNING; where it is off, or `placement` is 'strict', that is an error.
 
     Args:
       graph: complete but for what runs on the CPU.
@@ -51,19 +49,17 @@ def check(graph: tf.Graph, proto: tf.ConfigProto, config: config_lib.DeviceConfi
       config: `placement` is used.
 
     Raises:
-      ValueError: something would move, and `placement` is strict.
+      ValueError: operations are where they can't run, and nothing may move.
     """
-    strict = config.placement == 'strict'
-    if not (strict or proto.allow_soft_placement):
-        return
     found = find(graph, proto)
     if not found:
         return
     more = [f'and {len(found) - _SHOWN} more'] if len(found) > _SHOWN else []
-    text = f'{len(found)} operations can not run where they were put: ' + '; '.join([*map(str, found[:_SHOWN]), *more])
-    if strict:
-        raise ValueError(f'{text}. Put them on a device that can, or use --placement=soft, which moves them to the CPU.')
-    logging.warning('%s. They run on the CPU; --placement=strict makes it an error.', text)
+    what = '1 operation can not run where it was put' if len(found) == 1 else f'{len(found)} operations can not run where they were put'
+    text = f'{what}: ' + '; '.join([*map(str, found[:_SHOWN]), *more])
+    if config.placement == 'strict' or not proto.allow_soft_placement:
+        raise ValueError(f'{text}. Name a device that can, or use --placement=soft, which moves what can not to the CPU.')
+    logging.warning('%s. The CPU does it; --placement=strict makes it an error.', text)
 
 
 def find(graph: tf.Graph, proto: tf.ConfigProto) -> list[Moved]:
