@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import config
 from towers.graph import devices
-from towers.input import inputs
+from towers.input import inputs, splitting
 
 PIPELINES = ('global', 'sharded')
 each_pipeline = pytest.mark.parametrize('pipeline', PIPELINES)
@@ -59,7 +59,7 @@ def read(source, steps):
 @pytest.mark.parametrize('rows', [1, 2, 3, 5, 8, 13])
 def test_bounds_give_the_first_towers_one_more_and_empty_ones_row_0(rows, towers):
     with session() as s:
-        counts, first = s.run(inputs.bounds(tf.constant(rows, tf.int64), towers))
+        counts, first = s.run(splitting.bounds(tf.constant(rows, tf.int64), towers))
     parts = np.array_split(np.arange(rows), towers)
     assert counts.tolist() == [len(part) for part in parts]
     assert first.tolist() == [part[0] if len(part) else 0 for part in parts]

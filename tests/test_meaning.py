@@ -22,13 +22,13 @@ def data():
     raise NotImplementedError
 
 
-def step_of(activation=tf.nn.relu, epoch_examples=100, **shapes):
+def step_of(activation=tf.nn.relu, epoch_examples=100, shards=(), **shapes):
     """As much of a training step as is looked at."""
     with tf.Graph().as_default() as graph:
         saved = {name: tf.get_variable(name, shape, use_resource=True) for name, shape in shapes.items()}
         with tf.name_scope('tower_0'):
             activation(tf.reshape(tf.matmul(tf.ones([2, 2]), tf.ones([2, 2])), [4]))
-    given = types.SimpleNamespace(epoch_examples=epoch_examples)
+    given = types.SimpleNamespace(epoch_examples=epoch_examples, shards=shards)
     return types.SimpleNamespace(saved=saved, input=given, step=types.SimpleNamespace(graph=graph), summary_prefixes=('tower_0/',))
 
 
@@ -124,6 +124,22 @@ def test_another_number_of_examples_in_a_pass_is_another_dataset():
     more = step_of(epoch_examples=101, w=[2, 3], b=[3])
     with pytest.raises(ValueError, match='epoch_examples was 100, is 101. To accept it: --allow_changed=epoch_examples'):
         check(facts(), facts(step=more))
+
+
+def test_shards_are_never_cut_anew_and_counted_once():
+    cut, other, finer = (facts(step=step_of(w=[2, 3], b=[3], shards=shards)) for shards in ((9,) * 20, (9,) * 19 + (8,), (1,) * 40))
+    check(cut, cut)
+    with pytest.raises(ValueError, match=r'input_shards was 20, is 40; .* As before: --input_shards=20\. To accept it: --allow_changed='):
+        check(cut, finer)
+    with pytest.raises(ValueError, match=r'input_shards was 20, is 0\. As before: --input_shards=20\.'):
+        check(cut, facts())
+    with pytest.raises(ValueError, match=r'under: shard_examples was 9(,9)+,\.\.\. \(20 in all\), is 9'):
+        check(cut, other)
+    known = functools.partial(meaning.shard_examples, cut)
+    assert known(towers.Config(input_shards=20)) == [9] * 20
+    for settings in ({}, {'input_shards': 40}, {'input_shards': 20, 'allow_changed': ('dataset',)}):
+        assert known(towers.Config(**settings)) is None
+    assert meaning.shard_examples({}, towers.Config(input_shards=20)) is None
 
 
 def test_changes_are_accepted_one_by_one(caplog):

@@ -142,13 +142,14 @@ class Input:
       examples: int64 scalar, examples in this step's global batch.
       initializer: operation that starts the iterators at the first batch.
       ended: bool scalar that asks the iterators themselves whether the data is at its end.
-      position: string scalar, the serialised state of the iterators after this step's batch; None = not saved.
-      restore_position: function from a string tensor to the operation that sets the iterators to that state.
+      position, restore_position: string scalar, the iterators' state after this step's batch (None = not saved); sets them to one.
       fingerprint: identifies the pipeline that a position belongs to; what stands before its '/' the batches that come in it.
       epoch_examples: examples in one pass over the dataset; None = unknown or endless.
-      taken: local variable int64 [2], pass and number in it of the batch that the last step took; None where the position is.
+      taken: local int64 [2 + shards]: pass, batch in it, examples given of each shard, as of the last step; None where the position is.
       go_to: function (session, place, from this place; None = the start of its pass) that reads on to a place.
       mark: counts the batches, then sets `taken`; comes before all that a step changes.
+      place_only: `position` only tells whether there is one; a checkpoint holds `taken` alone.
+      shards: examples in each of the shards that the dataset was cut into; none = it was not.
     """
 
     batches: tuple[TowerBatch, ...]
@@ -162,6 +163,8 @@ class Input:
     taken: tf.Variable | None = None
     go_to: Callable[..., None] | None = None
     mark: Mark | None = None
+    place_only: bool = False
+    shards: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,8 +172,7 @@ class StateWrite:
     """A model's own write to a non-trainable variable (a moving mean), read from UPDATE_OPS and not run.
 
     Attributes:
-      variable: the variable that the model writes.
-      kind: 'assign', 'assign_add' or 'assign_sub'.
+      variable, kind: the variable that the model writes, by 'assign', 'assign_add' or 'assign_sub'.
       value: what is assigned, added or subtracted.
     """
 
@@ -215,8 +217,7 @@ class Sum:
     Attributes:
       gradients: aligned with `variables`.
       variables: the canonical trainable variables (tower 0's).
-      weight: fp32 scalar, the sum of the towers' weights.
-      loss: fp32 scalar, the sum of weight * loss.
+      weight, loss: fp32 scalars, the sums of the towers' weights and of weight * loss.
       state: summed state writes, each value weighted by examples over `examples`.
       examples: int64 scalar, number of examples.
       metrics: name -> Metric with summed `sums`.
@@ -260,8 +261,7 @@ class TrainStep:
       report: name -> scalar, fetched at every step: step, loss, penalty, total_loss, learning_rate, examples, examples_seen, skipped.
       scalars: name -> scalar tensor, computed only when summaries are due: gradient_norm, weight_norm, towers/0/loss, ...
       metrics: name -> Metric, totals of this step's global batch.
-      summaries: serialised Summary tensors of the model and the histograms asked for.
-      summary_prefixes: scope prefixes to strip from the tags in `summaries`.
+      summaries, summary_prefixes: serialised Summary tensors of the model and the histograms; scope prefixes to strip from their tags.
       global_step: the int64 step variable.
       saved: the variables of a checkpoint by name.
       sync: operation that sets every copy from the canonical variables, run after initialising and restoring.

@@ -38,7 +38,8 @@ class Asker:
             # What has to be fetched with the other values of a moment.
             self.now: dict[str, tf.Tensor] = {}
             if source is not None and source.taken is not None:
-                self.given[PLACE] = tf.placeholder(tf.int64, [2, 2])  # [of the training, of the position; pass, batch]
+                # [of the training, of the position; pass, batch, shards if any]
+                self.given[PLACE] = tf.placeholder(tf.int64, [2, *source.taken.shape.as_list()])
                 self.now = {PLACE: source.taken.read_value()}
 
     @property
@@ -48,7 +49,7 @@ class Asker:
 
     def prepare(self, session: tf.Session) -> None:
         """Called once for a session."""
-        if self._source is not None and self._source.position is not None:
+        if self._source is not None and self._source.position is not None and not self._source.place_only:
             self._read = session.make_callable(self._source.position, accept_options=True)
 
     def values(self, now: Mapping[str, Any], step: int, *, blocked: bool, but: Sequence[int] = ()) -> dict[str, Any]:
@@ -62,6 +63,8 @@ class Asker:
         """
         if not self.given:
             return {}
+        if self._source is not None and self._source.place_only:
+            return {POSITION: b'', PLACE: [now[PLACE]] * 2}
         position = None if blocked else self._ask(forever=PLACE not in now)
         if position is not None:
             return {POSITION: position, **({PLACE: [now[PLACE]] * 2} if PLACE in now else {})}

@@ -46,6 +46,9 @@ class InputConfig(Section):
     input_pipeline: Literal['global', 'sharded'] = option(
         'global', 'global: one pipeline, its batch split over the towers; sharded: a pipeline for each tower, which keeps its slice'
     )
+    input_shards: int = option(
+        0, 'cut the dataset into so many shards; each machine reads only its own, other machines get those of a lost one; 0 = none'
+    )
     prefetch: int | None = option(None, 'global batches made ahead of the step; chosen by tf.data if not given')
     train_epochs: int | None = option(None, 'passes over the training data after which training ends')
     exact_resume: bool = option(
@@ -54,7 +57,12 @@ class InputConfig(Section):
 
     def __post_init__(self) -> None:
         _at_least(self, 1, 'batch_size', 'global_batch_size', 'train_epochs')
-        _at_least(self, 0, 'prefetch')
+        _at_least(self, 0, 'prefetch', 'input_shards')
+        require(
+            not self.input_shards or self.input_pipeline == 'global',
+            f'--input_shards={self.input_shards} gives each machine a pipeline of its own, got --input_pipeline={self.input_pipeline}; '
+            'leave one of the two out.',
+        )
         require(
             self.batch_size is None or self.global_batch_size is None,
             f'--batch_size={self.batch_size} and --global_batch_size={self.global_batch_size} are two ways to say one thing; give one.',

@@ -22,7 +22,9 @@ from towers import config as config_lib
 from towers import structs
 
 _FREE = ('strategy', 'towers', 'input_pipeline')  # the numbers are the same, but for the order of sums
-_NO_FLAGS = ('lr_scaling', 'epoch_examples', 'variables', 'operations', 'model', 'dataset')
+_SHARD_EXAMPLES = 'shard_examples'
+_NO_FLAGS = ('lr_scaling', 'epoch_examples', _SHARD_EXAMPLES, 'variables', 'operations', 'model', 'dataset')
+_FEW = 16  # entries of a list that a message shows
 # What a model computes with. What only arranges shapes differs between numbers of towers.
 _COMPUTES = re.compile(
     r'.*(MatMul|Conv|Pool|Norm|CrossEntropy|LSTM|GRU|RNN).*|Einsum|ResourceGather|(Log)?Soft(max|plus|sign)|(Leaky)?Relu6?|S?Elu|Tanh|Sigmoid|Erf|LRN'
@@ -49,6 +51,8 @@ def of(
         'batch_norm': config.batch_norm,
         'seed': config.seed,
         'epoch_examples': step.input.epoch_examples,
+        'input_shards': len(step.input.shards),
+        **({_SHARD_EXAMPLES: step.input.shards} if step.input.shards else {}),
         'variables': _variables(step),
         'operations': _operations(step),
         **_optimizer(config, total_steps, own='optimizer' in functions),
@@ -59,6 +63,13 @@ def of(
     # The order and the size of a dataset are told by other facts, and its files may lie elsewhere today.
     facts['dataset'] = described(_innermost(functions['dataset']))
     return json.loads(json.dumps(facts))
+
+
+def shard_examples(facts: Mapping[str, Any], config: config_lib.Config) -> Sequence[int] | None:
+    """The examples of each shard under these facts; None where there are none, or others may be meant now."""
+    found = facts.get(_SHARD_EXAMPLES)
+    is_meant = found is not None and len(found) == config.input_shards and not {'dataset', _SHARD_EXAMPLES} & set(config.allow_changed)
+    return found if is_meant else None
 
 
 def require_same(now: Mapping[str, Any], before: Mapping[str, Any], config: config_lib.Config, *, place: str) -> None:
@@ -160,7 +171,12 @@ def _optimizer(config: config_lib.Config, total_steps: int | None, *, own: bool)
 
 
 def _listed(names: Sequence[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    return '; '.join(f'{name} was {_shown(before[name])}, is {_shown(now[name])}' for name in names)
+    return '; '.join(f'{name} was {_short(before[name])}, is {_short(now[name])}' for name in names)
+
+
+def _short(value: Any) -> str:
+    """A value in a message, of a long list its first entries."""
+    return f'{_shown(value[:_FEW])},... ({len(value)} in all)' if isinstance(value, list) and len(value) > _FEW else _shown(value)
 
 
 def _shown(value: Any) -> str:

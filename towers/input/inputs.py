@@ -13,10 +13,10 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from towers import config, structs
-from towers.input import passes, positions, single
+from towers.input import passes, positions, single, splitting
 
 _nest = tf.nest
-_SCOPE = 'input/'  # entered again by each part
+SCOPE = 'input/'  # entered again by each part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ def open_source(dataset: structs.Dataset, *, host: str, proto: tf.ConfigProto | 
     Raises:
       ValueError: `dataset` does not return a dataset of single examples, or an empty one.
     """
-    with tf.device(host), tf.name_scope(_SCOPE):
+    with tf.device(host), tf.name_scope(SCOPE):
         made = dataset()
         if not isinstance(made, tf.compat.v2.data.Dataset):
             raise ValueError(f'A dataset function must return a tf.data.Dataset of single examples, got {type(made).__name__}.')
@@ -73,24 +73,25 @@ def training(source: Source, section: config.InputConfig, towers: Sequence[struc
         raise ValueError(f'--train_epochs={section.train_epochs} needs a dataset that ends, got an endless one; give --train_steps.')
     whole = source.endless or (source.size is not None and source.size % size == 0)
     sharded = section.input_pipeline == 'sharded'
-    with tf.device(towers[0].host), tf.name_scope(_SCOPE):
-        batched = functools.partial(_batched, size=size, drop_remainder=whole)
+    with tf.device(towers[0].host), tf.name_scope(SCOPE):
+        in_batches = functools.partial(batched, size=size, drop_remainder=whole)
         first = tf.placeholder_with_default(tf.constant(0, tf.int64), [], name='first_pass')
         may_be_empty = source.size is None and not source.endless
         repeated = functools.partial(passes.Passes.repeated, first=first, may_be_empty=may_be_empty)
-        dataset = repeated(source.passes, batched, section.train_epochs)
+        dataset = repeated(source.passes, in_batches, section.train_epochs)
 
         def on(tower: structs.Tower) -> tf.data.Dataset:
             if tower is towers[0]:
                 return dataset
-            return repeated(source.passes.again(here=tower.host == towers[0].host), batched, section.train_epochs)
+            return repeated(source.passes.again(here=tower.host == towers[0].host), in_batches, section.train_epochs)
 
         made, place = (_sharded if sharded else _global)(on, section.prefetch, towers)
         if source.endless or section.train_epochs is None:
             # It has no end, so no error is one: an iterator whose run another operation cancelled may say that it has ended.
             made = dataclasses.replace(made, ended=tf.constant(False))
-    with tf.name_scope(_SCOPE):
-        made = positions.counted(made, place, first)  # beside the variables, which may be another machine's
+    with tf.name_scope(SCOPE):
+        # Beside the variables, which may be another machine's.
+        made = positions.counted(made, place, lambda wanted: ({first: wanted[0]}, (wanted[0], 0)))
         if (doubtful := passes.unsure(source.passes.dataset)) is not None:
             made = positions.without_state(made, doubtful)
     if not section.exact_resume:
@@ -118,27 +119,21 @@ def evaluation(
         raise ValueError('Evaluation needs a dataset that ends, got an endless one; use take(n).')
     size = batch_size * len(towers)
     whole = part is None and source.size is not None and source.size % size == 0
-    with tf.device(towers[0].host), tf.name_scope(_SCOPE):
+    with tf.device(towers[0].host), tf.name_scope(SCOPE):
         # In parts the order must be that of all who read the others.
         examples = source.passes.make() if part is None else source.passes.make(tf.zeros([], tf.int64)).shard(*part)
-        batches = _batched(examples, size, drop_remainder=whole)
+        batches = batched(examples, size, drop_remainder=whole)
         numbered = tf.data.Dataset.zip((tf.data.Dataset.range(1, tf.int64.max), batches))
         made = _global(lambda tower: numbered, None, towers, saved=False)[0]
     return dataclasses.replace(made, epoch_examples=source.size)
 
 
-def bounds(examples: tf.Tensor, towers: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Rows of each tower: counts of examples [N], and first rows [N]; the first towers get one more.
+def batched(dataset: tf.data.Dataset, size: int, *, drop_remainder: bool) -> tf.data.Dataset:
+    """Batches of examples, padded where their sizes are open.
 
-    An empty tower's first row is row 0, which stands in with weight 0.
+    Raises:
+      ValueError: examples have no known number of axes.
     """
-    index = tf.range(towers, dtype=tf.int64)
-    counts = examples // towers + tf.cast(index < examples % towers, tf.int64)
-    first = tf.where(counts > 0, tf.cumsum(counts, exclusive=True), tf.zeros_like(counts))
-    return counts, first
-
-
-def _batched(dataset: tf.data.Dataset, size: int, *, drop_remainder: bool) -> tf.data.Dataset:
     shapes = [spec.shape for spec in _nest.flatten(dataset.element_spec) if isinstance(spec, tf.TensorSpec)]
     if any(shape.rank is None for shape in shapes):
         raise ValueError(f'Examples need a known number of axes, got {dataset.element_spec}; give it with tf.ensure_shape in the dataset.')
@@ -147,7 +142,8 @@ def _batched(dataset: tf.data.Dataset, size: int, *, drop_remainder: bool) -> tf
     return dataset.batch(size, drop_remainder=drop_remainder)
 
 
-def _prefetched(dataset: tf.data.Dataset, prefetch: int | None) -> tf.data.Dataset:
+def prefetched(dataset: tf.data.Dataset, prefetch: int | None) -> tf.data.Dataset:
+    """The dataset in its order, read so many elements ahead; None = as tf.data chooses."""
     options = tf.data.Options()
     options.deterministic = True
     ahead = tf.data.AUTOTUNE if prefetch is None else prefetch
@@ -163,9 +159,9 @@ def _global(
     hosts = {tower.host: tower for tower in reversed(towers)}  # each with its first tower
     for host, first in reversed(hosts.items()):
         with tf.device(host):
-            iterator = tf.data.make_initializable_iterator(_prefetched(on(first), prefetch))
+            iterator = tf.data.make_initializable_iterator(prefetched(on(first), prefetch))
             place, features = iterator.get_next()
-            own, examples = _split(features, towers, host)
+            own, examples = splitting.split(features, towers, host)
         iterators.append(iterator)
         places.append(place)
         batches.extend(own)
@@ -196,11 +192,11 @@ def _sharded(
         with tf.device(tower.host):
             dataset = on(tower)
             static = _nest.flatten(dataset.element_spec[1])[0].shape.as_list()[0]
-            own = _prefetched(dataset.map(_slicer(tower.index, len(towers)), num_parallel_calls=1), prefetch)
+            own = prefetched(dataset.map(splitting.slicer(tower.index, len(towers)), num_parallel_calls=1), prefetch)
             iterator = tf.data.make_initializable_iterator(own)
             place, features, count, first, total = iterator.get_next()
         if static is not None:  # Known facts stay constants, as in the other pipeline.
-            sizes = _static_sizes(static, len(towers))
+            sizes = splitting.static_sizes(static, len(towers))
             count, first, total = (tf.constant(x, tf.int64) for x in (sizes[tower.index], sum(sizes[: tower.index]), static))
         iterators.append(iterator)
         totals.append(total)
@@ -217,79 +213,3 @@ def _sharded(
         restore_position=restore,
         fingerprint='',
     ), _of_all(places)
-
-
-def _slicer(tower: int, towers: int) -> Callable[[Any, structs.Batch], tuple[Any, ...]]:
-    """A map from a place and a global batch to (place, the tower's rows, their number, the first one's index, the global batch's size)."""
-
-    def pick(place: Any, features: structs.Batch) -> tuple[Any, ...]:
-        static, total = _rows(features)
-        if static is not None:
-            sizes = _static_sizes(static, towers)
-            n, lo = sizes[tower], sum(sizes[:tower])
-            part = _nest.map_structure(lambda x: _slice(x, lo, n), features)
-            return place, part, tf.constant(n, tf.int64), tf.constant(lo, tf.int64), total
-        counts, firsts = bounds(total, towers)
-        count, first = counts[tower], firsts[tower]
-        return place, _nest.map_structure(lambda x: _slice(x, first, tf.maximum(count, 1)), features), count, first, total
-
-    return pick
-
-
-def _split(features: structs.Batch, towers: Sequence[structs.Tower], host: str) -> tuple[tuple[structs.TowerBatch, ...], tf.Tensor]:
-    """The rows of the global batch of each tower of a machine, and the number of examples in all."""
-    static, rows = _rows(features)
-    n = len(towers)
-    own = [place for place, tower in enumerate(towers) if tower.host == host]
-    examples = tf.constant(static, tf.int64) if static is not None else rows
-    if n == 1:
-        return (structs.TowerBatch(features, examples, tf.constant(0, tf.int64)),), examples
-    if static is not None:
-        sizes = _static_sizes(static, n)
-        firsts = [sum(sizes[:i]) for i in range(n)]
-        kept = [sizes[i] for i in own]
-        if len(own) < n:  # of a machine's copy of the batch only its own rows are looked at
-            features = _nest.map_structure(lambda x: _slice(x, firsts[own[0]], sum(kept)), features)
-        flat = [tf.split(x, kept) if isinstance(x, tf.Tensor) else _pieces(x, kept) for x in _nest.flatten(features)]
-        batches = [
-            structs.TowerBatch(
-                _nest.pack_sequence_as(features, [pieces[place] for pieces in flat]),
-                tf.constant(sizes[i], tf.int64),
-                tf.constant(firsts[i], tf.int64),
-            )
-            for place, i in enumerate(own)
-        ]
-        return tuple(batches), examples
-    counts, first = (tf.unstack(x, n) for x in bounds(rows, n))
-    lengths = [tf.maximum(count, 1) for count in counts]
-    return tuple(
-        structs.TowerBatch(_nest.map_structure(lambda x, lo=first[i], size=lengths[i]: _slice(x, lo, size), features), counts[i], first[i])
-        for i in own
-    ), examples
-
-
-def _static_sizes(rows: int, towers: int) -> list[int]:
-    return [rows // towers + (i < rows % towers) for i in range(towers)]
-
-
-def _rows(features: structs.Batch) -> tuple[int | None, tf.Tensor]:
-    """Examples of a batch: the static number, if known, and an int64 scalar."""
-    leaf = _nest.flatten(features)[0]
-    if isinstance(leaf, tf.SparseTensor):
-        return None, leaf.dense_shape[0]
-    if isinstance(leaf, tf.RaggedTensor):
-        return None, tf.cast(leaf.nrows(), tf.int64)
-    return leaf.shape.as_list()[0], tf.shape(leaf, out_type=tf.int64)[0]
-
-
-def _slice(x: tf.Tensor, lo: tf.Tensor | int, size: tf.Tensor | int) -> tf.Tensor:
-    if isinstance(x, tf.SparseTensor):
-        rest = x.dense_shape[1:]
-        first, rows = tf.cast([lo], tf.int64), tf.cast([size], tf.int64)
-        return tf.sparse.slice(x, tf.concat([first, tf.zeros_like(rest)], 0), tf.concat([rows, rest], 0))
-    return x[lo : lo + size]
-
-
-def _pieces(x: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [_slice(x, lo, n) for lo, n in zip(starts, sizes, strict=True)]

@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import upstream
 
-_as_it_is = tf.autograph.experimental.do_not_convert
+as_it_is = tf.autograph.experimental.do_not_convert
 _DATASET = re.compile(r'Dataset(V\d+)?$')
 _FOR_ALL_PASSES = ('CacheDataset', 'CacheDatasetV2')  # stay outside, with all that is before them
 _VARIES = ('reshuffle_each_iteration', 'rerandomize_each_iteration')
@@ -120,7 +120,7 @@ class Passes:
             `repeat` would look for ever.
         """
 
-        @_as_it_is
+        @as_it_is
         def one(number: tf.Tensor) -> tf.data.Dataset:
             made = _placed(arrange(self.make(number)), number)
             return _marked(made) if may_be_empty else made
@@ -265,7 +265,7 @@ def _placed(batches: tf.data.Dataset, number: tf.Tensor) -> tf.data.Dataset:
 def _marked(batches: tf.data.Dataset) -> tf.data.Dataset:
     """(True, batch) for each, and at the end (False, a blank)."""
     unpacked = type(batches.element_spec) is tuple  # `map` spreads a tuple over the arguments
-    marked = batches.map(_as_it_is(lambda *batch: (tf.constant(True), batch if unpacked else batch[0])))
+    marked = batches.map(as_it_is(lambda *batch: (tf.constant(True), batch if unpacked else batch[0])))
     blank = tf.nest.map_structure(_blank, batches.element_spec)
     return marked.concatenate(tf.data.Dataset.from_tensors((tf.constant(False), blank)))
 
@@ -279,8 +279,8 @@ def _checked(marked: tf.data.Dataset) -> tf.data.Dataset:
         with tf.control_dependencies([tf.debugging.Assert(tf.logical_or(is_batch, some), [message])]):
             return tf.identity(is_batch), (tf.identity(is_batch), batch)
 
-    batches = marked.scan(tf.constant(False), _as_it_is(look)).filter(_as_it_is(lambda is_batch, batch: is_batch))
-    return batches.map(_as_it_is(lambda is_batch, batch: batch))
+    batches = marked.scan(tf.constant(False), as_it_is(look)).filter(as_it_is(lambda is_batch, batch: is_batch))
+    return batches.map(as_it_is(lambda is_batch, batch: batch))
 
 
 def _blank(spec: Any) -> Any:

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow.compat.v1 as tf
 from absl import logging as absl_logging
@@ -49,7 +49,10 @@ def make(iterators: Sequence[tf.data.Iterator], *, same: bool = False) -> tuple[
     return position, restore
 
 
-def counted(source: structs.Input, place: tf.Tensor, first_pass: tf.Tensor) -> structs.Input:
+Begin: TypeAlias = Callable[[Sequence[int]], tuple[Mapping[tf.Tensor, Any], Sequence[int]]]
+
+
+def counted(source: structs.Input, place: tf.Tensor, begin: Begin) -> structs.Input:
     """The input with its places: a mark that counts the batches, and a variable with the place of the one that the last step took.
 
     The count goes up first: whoever has read the place, and then finds that no more batches have come, knows that no
@@ -57,22 +60,22 @@ def counted(source: structs.Input, place: tf.Tensor, first_pass: tf.Tensor) -> s
 
     Args:
       source: the input.
-      place: int64 [2], the number of a batch's pass, and how many batches of it there were so far.
-      first_pass: int64 scalar to feed to the initializer, the pass to begin with.
+      place: int64 [2 or more], the number of a batch's pass, how many batches of it there were so far, and what else says where it is.
+      begin: from a place to what the initializer is fed so that the input begins at it or before, and where that is.
     """
     with tf.name_scope('marks'):
-        count, taken = _local('input', []), _local('taken', [2])
+        count, taken = _local('input', []), _local('taken', place.shape.as_list())
         with tf.control_dependencies([place]):  # it comes with the batch
             counted = count.assign_add(1, read_value=False)
         with tf.control_dependencies([counted]):
             advance = taken.assign(place, read_value=False)
-        given = tf.placeholder(tf.int64, [2])
+        given = tf.placeholder(tf.int64, place.shape)
         take = taken.assign(given, read_value=False)
 
     def go_to(session: tf.Session, wanted: Sequence[int], start: Sequence[int] | None) -> None:
         if start is None or tuple(start) > tuple(wanted):
-            session.run(source.initializer, {first_pass: wanted[0]})
-            start = (wanted[0], 0)
+            feeds, start = begin(wanted)
+            session.run(source.initializer, feeds)
         _read_on(session, place, tuple(start), tuple(wanted))
         session.run(take, {given: wanted})
 
@@ -88,8 +91,7 @@ def without_state(source: structs.Input, cause: tf.Operation) -> structs.Input:
         cause.type,
         errors.source_line(cause) or 'an unknown line',
     )
-    assert source.position is not None
-    return dataclasses.replace(source, position=tf.strings.substr(source.position, 0, 0))  # what has none still fails
+    return dataclasses.replace(source, place_only=True)
 
 
 def _local(name: str, shape: Sequence[int]) -> tf.Variable:

@@ -12,8 +12,7 @@ from towers import config as config_lib
 from towers import randomness, structs
 from towers.graph import averages, build, chain, marks, moved, optimizers, schedules, strategies, train_step
 from towers.graph.reduce import central
-from towers.input import inputs
-from towers.jobs import connecting
+from towers.jobs import connecting, feeding
 from towers.run import flight, session_config
 
 DEFAULT_STEPS, _IMAGES = 400, 3
@@ -60,10 +59,12 @@ class Extras:
     Attributes:
       optimizer: function from the learning rate (fp32 scalar tensor) to a tf.train.Optimizer, in place of `config.optimizer`.
       links: functions from Sum to Sum, the last links of the chain before the update.
+      shard_examples: of each of the dataset's shards, where they are known.
     """
 
     optimizer: optimizers.Factory | None = None
     links: tuple[chain.Link, ...] = ()
+    shard_examples: Sequence[int] | None = None
 
 
 def make(
@@ -98,8 +99,7 @@ def at(
     with graph.as_default(), tf.device(placement.parameter_device):
         tf.set_random_seed(config.seed)
         count = train_step.counters(placement.parameter_device)
-        opened = inputs.open_source(dataset, host=placement.towers[0].host, proto=site.proto, target=site.target)
-        source = inputs.training(opened, config, placement.towers)
+        source = feeding.source(dataset, config, site, shard_examples=extras.shard_examples)
         steps = total_steps(config, source.epoch_examples, len(placement.towers))
         rate = _learning_rate(config, count.step, source, steps, len(placement.towers))
         step, recorder = _step(

@@ -14,7 +14,7 @@ from absl import logging
 from towers import config as config_lib
 from towers import structs
 from towers.checkpoint import manifest, retention, saver
-from towers.directory import record, run_directory
+from towers.directory import meaning, record, run_directory
 from towers.evaluators import inside as inside_lib
 from towers.evaluators import supervisor
 from towers.graph import devices, marks, optimizers
@@ -131,10 +131,12 @@ def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
 
 def _attempt(job: _Job, claim: run_directory.Claim, stop_event: threading.Event, site: connecting.Site) -> recovering.Reached:
     """Trains on a site, from the newest checkpoint on."""
-    made = program.at(site, job.model, job.dataset, job.config, program.Extras(job.optimizer))
+    claim = dataclasses.replace(claim, found=claim.newest())
+    facts = claim.found.manifest.semantics if claim.found else {}
+    extras = program.Extras(job.optimizer, shard_examples=meaning.shard_examples(facts, job.config))
+    made = program.at(site, job.model, job.dataset, job.config, extras)
     logging.info('%s', made.placement.note)
     functions = {'model': job.model, 'dataset': job.dataset, 'optimizer': job.optimizer}
-    claim = dataclasses.replace(claim, found=claim.newest())
     return _train(job, made, run_directory.agreed(claim, made, job.config, functions=functions), stop_event)
 
 
