@@ -55,7 +55,7 @@ class IdLog(tf.train.SessionRunHook):
         time.sleep(STEP_SECS)
 
 
-def main(n, steps, settings='{}'):
+def main(n, steps, settings='{}', data=dataset):
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(settings).items()}
     usual = {
         'num_gpus': int(n),
@@ -70,7 +70,7 @@ def main(n, steps, settings='{}'):
         'intra_op_threads': 1,
         'inter_op_threads': 2,
     }
-    towers.train(model, dataset, towers.Config(**{**usual, **given}), hooks=[IdLog()])
+    towers.train(model, data, towers.Config(**{**usual, **given}), hooks=[IdLog()])
 
 
 if __name__ == '__main__':
