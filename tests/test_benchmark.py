@@ -7,6 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from scripts._bench import beside, options, profile, report, sides, suite, workloads
+from towers.jobs import stepping
 
 ROW = {
     'workload': 'w1', 'towers': 4, 'source': 'constants', 'side': 'towers', 'steps_per_sec': 100.0, 'ratio': 1.3, 'low': 1.2, 'high': 1.4,
@@ -77,12 +78,21 @@ def test_cases_are_all_combinations():
     assert found.sides('w1') == ['one device', 'Keras fit'] and found.sides('w3') == ['one device']
 
 
+def watched(case):
+    """The product with a hook of a user's, so that every step is looked at."""
+    return sides.product(case, hooks=[tf.train.SessionRunHook()])
+
+
+def loss_of(made):
+    return made.report[1] if isinstance(made, stepping.Made) else float(made[-1])
+
+
 @pytest.mark.parametrize('source', sides.SOURCES)
-@pytest.mark.parametrize('make', [sides.one_device, sides.classic, sides.product], ids=['one device', 'classic', 'towers'])
+@pytest.mark.parametrize('make', [sides.one_device, sides.classic, watched], ids=['one device', 'classic', 'towers'])
 def test_a_side_trains(make, source):
     def losses():
         with make(sides.Case(workloads.WORKLOADS['w1'], 2, source)) as step:
-            return [float(step()[-1]) for _ in range(25)]
+            return [loss_of(step()) for _ in range(25)]
 
     found = losses()
     assert found[-1] < found[0] - 0.2

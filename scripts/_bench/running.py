@@ -13,14 +13,16 @@ from towers.run import session
 @contextlib.contextmanager
 def opened(
     made: program.Program, config: towers.Config, hooks: Sequence[tf.train.SessionRunHook] = ()
-) -> Iterator[tuple[session.MasterSession, Callable[[], None]]]:
+) -> Iterator[tuple[session.MasterSession, Callable[[], stepping.Made]]]:
     """The master session of a program, and a function that makes the next step of its training; `hooks` besides its own."""
-    seen = stepping.seen(made, config)
+    seen = stepping.seen(made, config, hooks)
     with training.opened(made, config, hooks=hooks, around=run_hooks.Around(seen=seen)) as master:
         stepper, reached = stepping.Stepper(master, made.step, seen), 0
 
-        def step() -> None:
+        def step() -> stepping.Made:
             nonlocal reached
-            reached = stepper.make(reached).step
+            made = stepper.make(reached)
+            reached = made.step
+            return made
 
         yield master, step
