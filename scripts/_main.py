@@ -6,7 +6,7 @@ import pathlib
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -48,6 +48,18 @@ def print_table(rows: Mapping[str, Any]) -> None:
     for name, value in rows.items():
         print(f'{name:{width}}  {value:.4g}' if isinstance(value, float) else f'{name:{width}}  {value}')
     sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def shown_to_the_end(*, until_signal: bool) -> Iterator[None]:
+    """What is printed inside ends quietly where nobody reads it any more, such as `| head`, or by the signal that it goes on until."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
+    except KeyboardInterrupt:
+        if not until_signal:
+            raise
 
 
 def stopped(step: int, steps_run: int, *, from_scratch: bool = False) -> int:

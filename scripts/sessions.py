@@ -15,7 +15,8 @@ import time
 from absl import flags
 
 from scripts import _flags, _main
-from towers.sessions import admission, host, membership, report
+from towers.checkpoint import leases
+from towers.sessions import admission, host, ledger, membership, report
 
 _CLEAR = '\x1b[H\x1b[2J'
 
@@ -36,14 +37,21 @@ def main(values: flags.FlagValues) -> int:
     folder = os.path.join(values.model_dir, membership.FOLDER) if values.model_dir else host.folder()
     if values.model_dir and not os.path.isdir(values.model_dir):
         raise ValueError(f'--model_dir={values.model_dir} is no folder; give that of a run, or none for this machine.')
-    while True:
-        rows = report.rows(folder)
-        lines = report.json_lines(rows) if values.json else admission.columns(report.cells(rows))
-        clear = _CLEAR if values.watch and not values.json and sys.stdout.isatty() else ''
-        print(clear + '\n'.join(lines), flush=True)
-        if not values.watch:
-            return _main.DONE
-        time.sleep(max(values.every_secs, 0.1))
+    if values.every_secs <= 0:
+        raise ValueError(f'--every_secs must be above 0, got {values.every_secs:g}; give e.g. 2.')
+    with _main.shown_to_the_end(until_signal=values.watch):
+        while True:
+            rows = report.rows(folder)
+            lines = report.json_lines(rows) if values.json else admission.columns(report.cells(rows))
+            clear = _CLEAR if values.watch and not values.json and sys.stdout.isatty() else ''
+            print(clear + '\n'.join(lines), flush=True)
+            ledger.sweep_here(folder)  # what was shown once
+            if values.model_dir:
+                leases.sweep(values.model_dir)
+            if not values.watch:
+                break
+            time.sleep(values.every_secs)
+    return _main.DONE
 
 
 if __name__ == '__main__':

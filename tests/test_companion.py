@@ -46,6 +46,17 @@ def crashing(place):
     return test_evaluation.DATA().map(lambda number: tf.ensure_shape(tf.numpy_function(read, [number], tf.float32), []))
 
 
+def waiting(place):
+    """Numbers that never come."""
+
+    def read(number):
+        open(place, 'w').close()
+        time.sleep(LIMIT_SECS)
+        return number
+
+    return test_evaluation.DATA().map(lambda number: tf.ensure_shape(tf.numpy_function(read, [number], tf.float32), []))
+
+
 def always_crashing(place):
     with open(place, 'a') as file:
         file.write('x')
@@ -99,6 +110,16 @@ def test_several_evaluate_beside_and_end_with_the_last_checkpoint(tmp_path):
     assert found['other'] == {'step': 5, 'examples': 3, 'loss': 10.0, 'twice': 20.0, 'both': [6.0, -6.0]}
     assert multiprocessing.active_children() == []
     assert test_evaluation.steps(tmp_path) == [3, 5]
+
+
+def test_a_stopped_one_leaves_no_entry_and_no_lease(tmp_path):
+    test_evaluation.publish(tmp_path, 3)
+    folder = tmp_path / 'sessions'
+    with supervised((functools.partial(waiting, str(tmp_path / 'reached')), runs.config(tmp_path))):
+        wait_until((tmp_path / 'reached').exists)
+        wait_until(lambda: any(name.startswith('session-') for name in os.listdir(folder)))
+        assert any(name.startswith('lease-') for name in os.listdir(folder))
+    assert os.listdir(folder) == []
 
 
 def test_no_checkpoint_goes_before_it_is_up(tmp_path):

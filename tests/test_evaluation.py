@@ -15,9 +15,11 @@ import runs
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers import identity
 from towers.checkpoint import manifest
 from towers.directory import lock
 from towers.evaluators import evaluation, evaluator, queue
+from towers.sessions import ledger, membership
 
 
 def scaled(batch, *, training):
@@ -356,3 +358,26 @@ def test_a_signal_ends_an_evaluation_as_an_interrupt(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         evaluate(tmp_path, continuous=True)
     assert steps(tmp_path) == [3]
+
+
+def test_a_second_evaluator_of_a_name_waits_for_the_first_one(tmp_path, messages, monkeypatch):
+    publish(tmp_path, 3, final=True)
+    folder = os.path.join(tmp_path, membership.FOLDER)
+    os.makedirs(folder)
+    first = ledger.Entry(role='evaluator', name='test', pid=1, started=identity.start_of(1), since=0.0)
+    monkeypatch.setattr(evaluation.logging, 'log_first_n', lambda level, text, n, *args: messages.append(text % args))
+    for other in (dataclasses.replace(first, name='more'), dataclasses.replace(first, since=time.time() + 99)):
+        ledger.write(folder, other)
+    ledger.write(folder, first)
+    assert follow(tmp_path, settings={'eval_idle_secs': 0.3}) == {}  # nothing is evaluated twice
+    assert 'An evaluator test is at work already (process 1 on' in '\n'.join(messages)
+    ledger.remove(folder, first)
+    assert follow(tmp_path)['step'] == 3
+
+
+def test_several_of_a_name_with_parts_do_not_wait(tmp_path):
+    publish(tmp_path, 3, final=True)
+    folder = os.path.join(tmp_path, membership.FOLDER)
+    os.makedirs(folder)
+    ledger.write(folder, ledger.Entry(role='evaluator', name='test', pid=1, started=identity.start_of(1), since=0.0))
+    assert follow(tmp_path, settings={'eval_parts': 2})['step'] == 3

@@ -92,10 +92,11 @@ def test_the_best_stays_though_its_evaluation_ends_while_retention_looks(tmp_pat
     assert small_run.steps_in(tmp_path) == [1, 2]
 
 
-def test_a_dead_readers_lease_expires_and_a_living_ones_does_not(tmp_path):
+def test_a_dead_readers_lease_of_another_machine_expires_and_a_living_ones_does_not(tmp_path):
     published(tmp_path, 1, 2)
     code = (
         'import os; from towers.checkpoint import leases; '
+        'leases.identity.machine = lambda: "another"; '
         f'leases.Lease({str(tmp_path)!r}, "evaluator dead", limit_secs=1.0).__enter__(); os.kill(os.getpid(), 9)'
     )
     done = subprocess.run([sys.executable, '-c', code], cwd=TRAINER.parent.parent, stderr=subprocess.DEVNULL, check=False)
@@ -109,6 +110,18 @@ def test_a_dead_readers_lease_expires_and_a_living_ones_does_not(tmp_path):
             time.sleep(0.05)
         assert leases.is_pinned(str(tmp_path), 2)
         assert dead not in files_of(tmp_path)
+    assert tidied(tmp_path) == [2]
+
+
+def test_a_dead_readers_lease_of_this_machine_is_void_at_once(tmp_path):
+    published(tmp_path, 1, 2)
+    code = f'import os; from towers.checkpoint import leases; leases.Lease({str(tmp_path)!r}, "x").__enter__(); os.kill(os.getpid(), 9)'
+    subprocess.run([sys.executable, '-c', code], cwd=TRAINER.parent.parent, stderr=subprocess.DEVNULL, check=False)
+    assert len(files_of(tmp_path)) == 1
+    with leases.Lease(str(tmp_path), 'a test') as lease:
+        lease.narrow(2)
+        leases.sweep(str(tmp_path))
+        assert files_of(tmp_path) == [os.path.basename(lease.path)]
     assert tidied(tmp_path) == [2]
 
 

@@ -3,7 +3,8 @@
 A reader makes `sessions/lease-<token>.json` and looks for its checkpoint only then; retention looks for leases after a newer
 checkpoint is published, and once more after it has taken a manifest away, which it puts back where a lease has come
 meanwhile. So whatever the order of the two, a checkpoint that a reader has found with a lease in hand keeps its files. A
-lease whose reader is gone expires: its file's time of change no longer moves. Both times are the file system's.
+lease whose reader is gone is void: at once where its process was one of this machine; elsewhere it expires, as its file's
+time of change no longer moves. Both times are the file system's.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from typing import Any
 
 from absl import logging
 
+from towers import identity
 from towers.checkpoint import files
 
 LIMIT_SECS = 60.0
@@ -36,6 +38,13 @@ class _Facts:
     pid: int
     step: int | None = None
     limit_secs: float = LIMIT_SECS
+    machine: str = ''
+    started: int | None = None
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its reader was a process of this machine that is gone."""
+        return self.machine == identity.machine() and not identity.lives(self.pid, self.started)
 
 
 class Lease(contextlib.AbstractContextManager):
@@ -57,7 +66,8 @@ class Lease(contextlib.AbstractContextManager):
     def __init__(self, model_dir: str, holder: str, *, limit_secs: float = LIMIT_SECS):
         self._folder = os.path.join(os.path.abspath(model_dir), _FOLDER)
         self._path = os.path.join(self._folder, f'lease-{uuid.uuid4().hex}.json')
-        self._facts = _Facts(holder, socket.gethostname(), os.getpid(), limit_secs=limit_secs)
+        pid, machine = os.getpid(), identity.machine()
+        self._facts = _Facts(holder, socket.gethostname(), pid, None, limit_secs, machine, identity.start_of(pid))
         self._over = threading.Event()
 
     @property
@@ -97,7 +107,7 @@ class Lease(contextlib.AbstractContextManager):
 
 
 def pinned(model_dir: str) -> Callable[[int], bool]:
-    """Whether the checkpoint of a step is pinned just now; leases that have expired are removed.
+    """Whether the checkpoint of a step is pinned just now; leases that are void are removed.
 
     Raises:
       OSError: it can't be said.
@@ -113,8 +123,14 @@ def is_pinned(model_dir: str, step: int) -> bool:
     return pinned(model_dir)(step)
 
 
+def sweep(model_dir: str) -> None:
+    """Removes leases that are void, if it can."""
+    with contextlib.suppress(OSError):
+        pinned(model_dir)
+
+
 def _read(folder: str, name: str) -> _Facts | None:
-    """A lease that holds; None for one that has expired, and is removed, or was given back meanwhile."""
+    """A lease that holds; None for one that is void, and is removed, or was given back meanwhile."""
     path = os.path.join(folder, name)
     try:
         with open(path, encoding='utf-8') as file:
@@ -124,9 +140,9 @@ def _read(folder: str, name: str) -> _Facts | None:
         return None
     except (ValueError, TypeError):  # another version's
         facts, beaten = _Facts('', '', 0), os.path.getmtime(path)
-    if _now(folder) - beaten < facts.limit_secs:
+    if not facts.is_dead and _now(folder) - beaten < facts.limit_secs:
         return facts
-    logging.info('The lease of %s (process %d on %s) has expired.', facts.holder, facts.pid, facts.host)
+    logging.info('The lease of %s (process %d on %s) is void.', facts.holder, facts.pid, facts.host)
     files.unlink(path)
     return None
 

@@ -25,6 +25,7 @@ from towers import config as config_lib
 from towers import structs
 from towers.checkpoint import leases
 from towers.evaluators import evaluation
+from towers.sessions import ledger, membership
 
 _NAME = 'towers-evaluator'
 _NO_MORE = 'no other checkpoint will follow'
@@ -139,6 +140,8 @@ class Companion(contextlib.AbstractContextManager):
             process.join(_STOP_SECS)
         for pipe in self._pipes:
             pipe.close()
+        leases.sweep(str(self.config.model_dir))
+        ledger.sweep_here(os.path.join(str(self.config.model_dir), membership.FOLDER))
 
     def _tell(self) -> None:
         if self._over and self._process is not None:

@@ -21,6 +21,7 @@ from towers.directory import holder
 from towers.evaluators import evaluator, parts, queue
 from towers.evaluators import results as results_lib
 from towers.run import signals
+from towers.sessions import ledger, membership
 
 POLL_SECS = 0.5
 
@@ -125,14 +126,32 @@ def follow(
         idle = _Idle(model_dir, config.eval_idle_secs)
         while not stop.is_set():
             over = done is not None and done()  # asked before looking, so that nothing comes in between
-            if not waiting.is_empty(over=over):
+            is_new = not waiting.is_empty(over=over)
+            if is_new and not (session.parts == 1 and _is_second(model_dir, config.eval_name)):
                 _evaluate_next(session, waiting, over, results, stop)
                 idle.begin()
-            elif over or (done is None and (waiting.is_done() or idle.is_over())):
+            elif (over and not is_new) or (done is None and (waiting.is_done() or idle.is_over())):
                 break
             else:
                 stop.wait(POLL_SECS)
     return results.last()
+
+
+def _is_second(model_dir: str, name: str) -> bool:
+    """Whether another living evaluator of this name began before this one, whose work this one would do again."""
+    seen = ledger.read(os.path.join(model_dir, membership.FOLDER))
+    same = [each.entry for each in seen if each.lives and (each.entry.role, each.entry.name) == ('evaluator', name)]
+    mine = [(each.since, each.token) for each in same if each.is_own]
+    first = min((each for each in same if not each.is_own), key=lambda each: (each.since, each.token), default=None)
+    if first is None or not mine or (first.since, first.token) > mine[0]:
+        return False
+    logging.log_first_n(
+        logging.WARNING,
+        'An evaluator %s is at work already (process %d on %s); this one waits, in case it ends. Give this one another --eval_name, or '
+        'both --eval_parts=2, so that they share the work.',
+        1, name, first.pid, first.host,
+    )  # fmt: skip
+    return True
 
 
 def run_directory(config: config_lib.Config) -> str:

@@ -13,7 +13,7 @@ from absl import logging
 
 from towers import config as config_lib
 from towers import structs
-from towers.checkpoint import manifest, retention, saver
+from towers.checkpoint import leases, manifest, retention, saver
 from towers.directory import meaning, record, run_directory
 from towers.evaluators import inside as inside_lib
 from towers.evaluators import supervisor
@@ -99,6 +99,7 @@ class _Job:
 def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
     with contextlib.ExitStack() as closing:
         claim = closing.enter_context(run_directory.claimed(job.config, stop_event))
+        leases.sweep(job.model_dir)
         beside = None
         if job.config.evaluate or job.config.evaluator:
             beside = closing.enter_context(supervisor.Supervisor(job.model, job.evaluators))

@@ -157,6 +157,13 @@ def sweep(folder: str) -> list[Seen]:
     return [each for each in seen if each.lives]
 
 
+def sweep_here(folder: str) -> None:
+    """Removes what dead sessions of this machine left, if it can; of others a look says little."""
+    for dead in [each for each in read(folder) if each.entry.is_here and not each.lives]:
+        with contextlib.suppress(OSError):
+            _unlink(dead.path)
+
+
 def _entry(fields: Any) -> Entry:
     """Raises ValueError or TypeError where `fields` are not those of an entry."""
     if not isinstance(fields, dict):
