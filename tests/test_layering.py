@@ -20,6 +20,7 @@ PARTS = {
     'passes': 'inputs',
     'single': 'inputs',
     'splitting': 'inputs',
+    'copies': 'inputs',
     'cutting': 'inputs',
     'shards': 'inputs',
     'schedule': 'inputs',

@@ -39,6 +39,18 @@ def padded(x):
     return {'id': x, 'tokens': tf.fill([1 + x % 3], x)}
 
 
+def known():
+    """The records that a table has."""
+    numbers = tf.constant([x for x in range(N) if x % 7 != 1], tf.int64)
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(numbers, numbers), -1)
+    return files().flat_map(records).map(table.lookup).filter(lambda x: x >= 0)
+
+
+def queued():
+    queue = tf.queue.FIFOQueue(9, tf.int64, [])
+    return rows().map(lambda x: x + queue.dequeue())
+
+
 DATASETS = {
     'in order': rows,
     'shuffle': lambda: rows().shuffle(N),
@@ -46,6 +58,7 @@ DATASETS = {
     'files': lambda: files().flat_map(records),
     'files, interleave, shuffle': lambda: files().shuffle(8).interleave(records, cycle_length=2).shuffle(6).map(same),
     'files of few examples': lambda: files().flat_map(records).filter(lambda x: tf.not_equal(x % 7, 1)),
+    'files of few examples, by a table': known,
     'padded': lambda: rows().shuffle(N).map(padded),
     'pairs': lambda: rows().map(lambda x: (x, {'twice': 2 * x})),
     'sparse': lambda: rows().map(lambda x: {'id': x, 'more': tf.sparse.from_dense(tf.one_hot(x % 4, 4, dtype=tf.int64))}),
@@ -55,7 +68,7 @@ DATASETS = {
 
 
 def wanted(name):
-    return [x for x in range(N) if name != 'files of few examples' or x % 7 != 1]
+    return [x for x in range(N) if 'few' not in name or x % 7 != 1]
 
 
 def towers(machines):
@@ -77,7 +90,8 @@ class Reader:
             self.cut = cutting.cut(opened.passes, count, hosts, ask=self.session.run, known=known)
             section = config.InputConfig(global_batch_size=SIZE, **settings)
             self.input = shards.training(self.cut, section, placed, seed=seed)
-            self.session.run([tf.local_variables_initializer(), self.input.initializer])
+            self.session.run([tf.local_variables_initializer(), tf.tables_initializer()])
+            self.session.run(self.input.initializer)
 
     def __enter__(self):
         return self
@@ -115,7 +129,7 @@ def ids_of(features):
     return features[0] if isinstance(features, tuple) else features
 
 
-CASES = [*itertools.product(DATASETS, (2,)), ('shuffle', 1), ('files', 3)]
+CASES = [*itertools.product(DATASETS, (2,)), ('shuffle', 1), ('files', 3), ('files of few examples, by a table', 1)]
 
 
 @pytest.mark.parametrize(('name', 'machines'), CASES)
@@ -230,6 +244,11 @@ REFUSED = {
         8,
         '3 shards have examples, 4 machines need one each',
     ),
+    'queue': (
+        queued,
+        SHARDS,
+        "uses 'input/fifo_queue' .*which is in one place only; expected operations that each pipeline can have for itself",
+    ),
 }
 
 
@@ -237,7 +256,7 @@ REFUSED = {
 def test_what_can_not_be_cut_is_refused(case):
     make, count, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
-        cut_of(make, count, 4 if 'examples' in case else 1)
+        cut_of(make, count, {'few with examples': 4, 'queue': 2}.get(case, 1))
 
 
 def test_examples_are_counted_where_they_are_not_known_and_no_earlier_count_is(caplog):

@@ -176,6 +176,7 @@ def _counted(made: passes.Passes, place: str, hosts: Sequence[str], shards: int,
             [part] = tf.import_graph_def(own.definition, given, [variant], name='counted')
             dataset = tf.data.experimental.from_variant(part, spec)
             counts.append(dataset.reduce(tf.constant(0, tf.int64), passes.as_it_is(lambda count, *element: count + 1)))
+    ask(tf.tables_initializer())  # what is counted may use them
     found: list[int] = []
     while len(found) < shards:
         found += ask(counts, {holder: min(len(found) + index, shards - 1) for index, holder in enumerate(chosen)})

@@ -15,14 +15,13 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from towers import upstream
+from towers.input import copies
 
 as_it_is = tf.autograph.experimental.do_not_convert
 _DATASET = re.compile(r'Dataset(V\d+)?$')
 _FOR_ALL_PASSES = ('CacheDataset', 'CacheDatasetV2')  # stay outside, with all that is before them
 _VARIES = ('reshuffle_each_iteration', 'rerandomize_each_iteration')
 _COPY = '_in_passes'  # the copies of functions must not have the names of the originals
-_STUCK = (tf.resource, tf.variant)  # types that do not cross to another machine
-_COPIED = re.compile(r'(Dataset(V\d+)?|SeedGenerator|MemoryCache)$')  # what each pipeline may have for itself
 # What has given all elements when its input has none left, and keeps the order of elements.
 _HOLD_NOTHING = frozenset(
     f'{name}Dataset{version}'
@@ -81,24 +80,12 @@ class Passes:
         whose order is drawn: it would be drawn anew for each of them.
 
         Raises:
-          ValueError: on another machine, where the dataset uses something that exists once only, such as a table.
+          ValueError: on another machine, where the dataset uses something that exists once only, such as a queue.
         """
-        stuck = {name: tensor for name, tensor in self.given.items() if tensor.dtype in _STUCK}
-        nodes = _behind(stuck.values())
-        if not stuck or (here and not any(_varies(node.node_def) for node in nodes.values())):
+        stuck = {name: tensor for name, tensor in self.given.items() if tensor.dtype in copies.STUCK}
+        if not stuck or (here and not any(_varies(node.node_def) for node in copies.behind(stuck.values()).values())):
             return self
-        if alone := [node for node in nodes.values() if not _COPIED.search(node.type)]:
-            raise ValueError(
-                f'The dataset uses {alone[0].name!r} ({alone[0].type}), which is in one place only; expected operations that each '
-                'pipeline can have for itself. Leave it out of the dataset, or use it in the model.'
-            )
-        outside: dict[str, tf.Tensor] = {}
-        definition = tf.GraphDef(versions=next(iter(stuck.values())).graph.graph_def_versions)
-        for node in nodes.values():
-            _copy(node, definition).input[:] = [_input(tensor, nodes, outside) for tensor in node.inputs]
-        inputs = {f'{name}:0': tensor for name, tensor in outside.items()}
-        made = tf.import_graph_def(definition, inputs, [tensor.name for tensor in stuck.values()], name='again')
-        return dataclasses.replace(self, given={**self.given, **dict(zip(stuck, made, strict=True))})
+        return dataclasses.replace(self, given={**self.given, **copies.again(stuck)})
 
     def repeated(
         self,
@@ -177,8 +164,8 @@ def _apart(dataset: tf.data.Dataset, outside: Collection[str]) -> Passes:
     given: dict[str, tf.Tensor] = {}
     seeds = []
     for node in nodes.values():
-        made = _copy(node, definition)
-        inputs = [_input(tensor, nodes, given) for tensor in node.inputs]
+        made = copies.node(node, definition)
+        inputs = [copies.read(tensor, nodes, given) for tensor in node.inputs]
         made.input[:] = inputs
         if _varies(made):
             places = [[argument.name for argument in node.op_def.input_arg].index(name) for name in ('seed', 'seed2')]
@@ -188,26 +175,12 @@ def _apart(dataset: tf.data.Dataset, outside: Collection[str]) -> Passes:
     with warnings.catch_warnings():  # it says that options hidden in a graph don't show, such as those of a loaded dataset
         warnings.simplefilter('ignore')
         options = dataset.options()
-    return Passes(dataset, options, _input(variant, nodes, given), definition, given, tuple(seeds))
-
-
-def _behind(tensors: Iterable[tf.Tensor]) -> dict[str, tf.Operation]:
-    """The operations that make some tensors, as far as what goes between them can't cross to another machine."""
-    return upstream.of([tensor.op for tensor in tensors], lambda op: [tensor.op for tensor in op.inputs if tensor.dtype in _STUCK])
+    return Passes(dataset, options, copies.read(variant, nodes, given), definition, given, tuple(seeds))
 
 
 def _varies(node: Any) -> bool:
     """Whether an operation draws anew for each iterator over it."""
     return any(node.attr[name].b for name in _VARIES if name in node.attr)
-
-
-def _copy(node: tf.Operation, definition: tf.GraphDef) -> Any:
-    """An operation in a graph of its own, where it has no device: a pass is made inside a function, which has one as a whole."""
-    made = definition.node.add()
-    made.CopyFrom(node.node_def)
-    made.device = ''
-    made.attr.pop('_class', None)
-    return made
 
 
 def _chain(last: tf.Operation, outside: Collection[str]) -> dict[str, tf.Operation]:
@@ -217,15 +190,6 @@ def _chain(last: tf.Operation, outside: Collection[str]) -> dict[str, tf.Operati
         return [each for each in operations if _DATASET.search(each.type) and each.type not in outside]
 
     return upstream.of(inside([last]), lambda op: inside(tensor.op for tensor in op.inputs if tensor.dtype == tf.variant))
-
-
-def _input(tensor: tf.Tensor, nodes: Mapping[str, tf.Operation], given: dict[str, tf.Tensor]) -> str:
-    """What the copy of a node reads in place of `tensor`: another copy, or something given."""
-    if tensor.op.name in nodes:
-        return tensor.name
-    name = f'given_{len(given)}'
-    given[name] = tensor
-    return name
 
 
 def _keep_every_element(definition: tf.GraphDef, library: Mapping[str, Any]) -> None:

@@ -31,6 +31,5 @@ def source(
     hosts = list(dict.fromkeys(tower.host for tower in towers))
     with tf.Session(site.target, graph=tf.get_default_graph(), config=site.proto) as session:
         with tf.name_scope('shards'), tf.device(hosts[0]):
-            session.run(tf.tables_initializer())  # what is counted may use them
             cut = cutting.cut(opened.passes, config.input_shards, hosts, ask=session.run, known=shard_examples)
     return shards.training(cut, config, towers, seed=config.seed)
