@@ -1,6 +1,7 @@
 """What every command does around its work: flags, exit codes, errors in one line, a table at the end."""
 
 import contextlib
+import math
 import os
 import pathlib
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, NoReturn
 
+import numpy as np
 from absl import flags
 
 from scripts import _flags
@@ -21,6 +23,7 @@ from towers.sessions import admission
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DONE, FAILED, MISUSED, DIVERGED, STOPPED = 0, 1, 2, 3, 75  # 76 is given by the session itself: run() was blocked
+_NUMBERS = 8  # that a line of a table takes
 
 
 def run(main: Callable[[flags.FlagValues], int], values: flags.FlagValues, doc: str | None) -> NoReturn:
@@ -46,8 +49,16 @@ def print_table(rows: Mapping[str, Any]) -> None:
     """Prints names and values in two columns."""
     width = max(map(len, rows), default=0)
     for name, value in rows.items():
-        print(f'{name:{width}}  {value:.4g}' if isinstance(value, float) else f'{name:{width}}  {value}')
+        print(f'{name:{width}}  {_in_brief(value)}')
     sys.stdout.flush()
+
+
+def _in_brief(value: Any) -> str:
+    """A value in one line; of many numbers, such as a confusion matrix, their shape."""
+    shape = np.shape(value)
+    if math.prod(shape) > _NUMBERS:
+        return f'{" x ".join(map(str, shape))} numbers, see results.jsonl'
+    return f'{value:.4g}' if isinstance(value, float) else str(value)
 
 
 @contextlib.contextmanager

@@ -26,8 +26,10 @@ def main(values: flags.FlagValues) -> int:
     record = _flags.Record(values, model_dir, {**work.record, **_recipe.recorded(config, work.recipe)})
     with _tensorboard.beside(model_dir, wanted=config.tensorboard):
         result = towers.train(work.model, work.dataset, config, eval_dataset=work.evaluators or work.eval_dataset, hooks=(record,))
-    found = [(name, *score) for name, scores in result.evaluations.items() for score in scores.items()]
-    scores = {f'{name} {metric}': value for name, metric, value in found if metric not in ('step', 'examples')}
+    single = [(name, *score) for name, scores in result.evaluations.items() for score in scores.items()]
+    scores = {f'{name} {metric}': value for name, metric, value in single if metric not in ('step', 'examples')}
+    if result.stopped_by != 'signal':
+        scores |= {f'{name} evaluation': 'none (WARNING)' for name, found in result.evaluations.items() if not found}
     made = {'training loss': result.loss, 'examples/s': round(result.examples_per_sec)} if result.steps_run else {}
     bad = {'records left out': len(work.left_out)} if work.left_out else {}
     done = {'steps': f'{result.step} ({result.steps_run} in this run)', **made, **bad}

@@ -227,7 +227,7 @@ def test_one_that_goes_while_another_is_evaluated_is_told_of(tmp_path, monkeypat
     follow(tmp_path)
     assert steps(tmp_path) == [3, 5]
     assert [text.split(';')[0] for text in messages if 'Passed over' in text] == [
-        'Passed over the checkpoints of steps 4: removed before they were evaluated'
+        'Passed over the checkpoints of steps 4 (evaluator test): removed before they were evaluated'
     ]
 
 

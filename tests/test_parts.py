@@ -1,5 +1,6 @@
 """One dataset split over several evaluators: every example once, whoever dies in between."""
 
+import contextlib
 import functools
 import os
 import signal
@@ -16,6 +17,7 @@ import towers
 from towers.checkpoint import manifest
 from towers.directory import holder
 from towers.evaluators import evaluation, parts
+from towers.input import cutting, passes
 
 VALUES = np.random.default_rng(3).integers(0, 50, 101).astype(np.float32)
 
@@ -106,3 +108,53 @@ def test_a_silent_claim_from_elsewhere_is_taken_over_and_a_beating_one_is_waited
     thread.join(60)
     assert ended[0]['examples'] == 101
     check(tmp_path, 3)
+
+
+N = 23
+KINDS = {
+    'map': lambda data, costly: data.map(costly),
+    'maps and prefetch': lambda data, costly: data.map(costly).prefetch(2).map(lambda x: x + 1),
+    'parallel map': lambda data, costly: data.map(costly, num_parallel_calls=2).apply(tf.data.experimental.assert_cardinality(N)),
+    'map of shuffled numbers': lambda data, costly: data.shuffle(N).map(costly),
+    'map of a structure': lambda data, costly: data.map(lambda x: {'a': x, 'b': (x, -x)}).map(lambda x: {'a': costly(x['a'])}),
+    'map behind a cache': lambda data, costly: data.map(lambda x: 2 * x).cache().map(costly),
+    'nothing': lambda data, costly: data,
+    'filter behind': lambda data, costly: data.map(costly).filter(lambda x: x % 3 != 0),
+    'shuffle behind': lambda data, costly: data.map(costly).shuffle(N),
+    'flat_map': lambda data, costly: data.map(costly).flat_map(lambda x: tf.data.Dataset.range(x, x + 2)),
+}
+WHOLE = ('filter behind', 'shuffle behind', 'flat_map')
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_part_is_every_so_many_th_example_and_makes_no_other_where_it_can(kind):
+    made = []
+
+    def counted(number):
+        made.append(int(number))
+        return number
+
+    def costly(number):
+        return tf.ensure_shape(tf.numpy_function(counted, [number], tf.int64), [])
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        source = passes.of(KINDS[kind](tf.data.Dataset.range(N), costly))
+        index = tf.placeholder(tf.int64, [])
+        zero = tf.zeros([], tf.int64)
+
+        def read(dataset, part=0):
+            iterator = tf.data.make_initializable_iterator(dataset)
+            session.run(iterator.initializer, {index: part})
+            following, found = iterator.get_next(), []
+            with contextlib.suppress(tf.errors.OutOfRangeError):
+                while True:
+                    found.append(session.run(following))
+            return found
+
+        whole = read(source.make(zero))
+        for parts_ in (3, 8):
+            for part in range(parts_):
+                made.clear()
+                assert read(cutting.part(source, parts_, index).make(zero), part=part) == whole[part::parts_]
+                cost = 0 if kind == 'nothing' else N if kind in WHOLE else len(range(part, N, parts_))
+                assert len(made) == cost

@@ -61,8 +61,8 @@ def test_newest_says_what_it_passes_over_and_never_goes_back(tmp_path, messages)
     between = {20: lambda: publish(tmp_path, 30, 40)}
     assert evaluated(tmp_path, 'newest', between=lambda step: between.get(step, lambda: None)()) == [20, 40]
     assert messages == [
-        'Passed over the checkpoints of steps 10, since that of 20 is there.',
-        'Passed over the checkpoints of steps 30, since that of 40 is there.',
+        'Passed over the checkpoints of steps 10 (evaluator test), since that of 20 is there.',
+        'Passed over the checkpoints of steps 30 (evaluator test), since that of 40 is there.',
     ]
 
 
@@ -75,7 +75,8 @@ def test_one_saved_anew_is_taken_again_and_one_that_is_gone_is_told_of(tmp_path,
             publish(tmp_path, 30, time=31)
 
     assert evaluated(tmp_path, 'every', between=between) == [10, 30]
-    assert [text.split(';')[0] for text in messages] == ['Passed over the checkpoints of steps 20, 30: removed before they were evaluated']
+    [text] = messages
+    assert text.startswith('Passed over the checkpoints of steps 20, 30 (evaluator test): removed before they were evaluated;')
 
 
 def test_those_that_come_and_go_during_an_evaluation_are_told_of(tmp_path, messages, monkeypatch):
@@ -96,7 +97,7 @@ def test_those_that_come_and_go_during_an_evaluation_are_told_of(tmp_path, messa
 
     monkeypatch.setattr(queue.Queue, '_look', look)
     assert evaluated(tmp_path, 'every', between=between) == [10]
-    assert len(messages) == 1 and 'steps 20: removed' in messages[0]
+    assert len(messages) == 1 and 'steps 20 (evaluator test): removed' in messages[0]
 
 
 @pytest.mark.parametrize('text', ['', 'each', '100', '10 steps', '-1steps', '5minutes'])
@@ -109,3 +110,12 @@ def test_other_cadences_are_refused(text):
 def test_a_name_that_is_no_folders_is_refused_at_once(name):
     with pytest.raises(ValueError, match=f'--eval_name must be the name of a folder, got {re.escape(repr(name))}'):
         towers.Config(eval_name=name)
+
+
+def test_what_was_passed_over_is_said_once_and_briefly(tmp_path, messages):
+    publish(tmp_path, *range(10, 110, 10))
+    evaluated(tmp_path, 'newest', between=lambda step: step == 100 and publish(tmp_path, 110, 120))
+    assert messages == [
+        'Passed over the checkpoints of steps 10, 20, 30, 40, ..., 90 (9 in all) (evaluator test), since that of 100 is there.',
+        'Passed over the checkpoints of steps 110 (evaluator test), since that of 120 is there.',
+    ]

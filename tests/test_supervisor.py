@@ -100,3 +100,24 @@ def test_stopping_early_without_an_evaluator_is_warned_of(tmp_path, caplog):
     assert not caplog.text
     supervisor.check(runs.config(tmp_path, early_stop='loss:3', eval_name='mine'))
     assert "--early_stop=loss:3: this training has no evaluator; only what one started by hand as 'mine' finds counts" in caplog.text
+
+
+def only_out_of_training(batch, *, training):
+    """A model that reports its score when it is evaluated, not in training."""
+    made = test_evaluation.scaled(batch, training=training)
+    return made if not training else towers.ModelOutput(made.loss)
+
+
+@pytest.mark.parametrize('flag', ['keep_best', 'early_stop'])
+def test_a_metric_that_no_evaluation_reports_is_refused(tmp_path, caplog, flag):
+    def check(name, *, evaluators=True):
+        settings = runs.config(tmp_path, evaluate=evaluators, **{flag: name if flag == 'keep_best' else f'{name}:3'})
+        beside = supervisor.of(settings, data) if evaluators else ()
+        supervisor.check_metrics(settings, beside, ('speed',), only_out_of_training)
+
+    for name in ('loss', 'speed', 'twice'):
+        check(name)
+    with pytest.raises(ValueError, match=f'--{flag}=accuracy.*: the model reports both, loss, twice, not accuracy; name one of these'):
+        check('accuracy')
+    check('accuracy', evaluators=False)  # others may be started by hand
+    assert 'the model reports loss, speed, not accuracy' in caplog.text

@@ -19,6 +19,8 @@ from towers.jobs import joining
 from towers.run import process, session, watchdog
 from towers.sessions import admission
 
+_NOTABLE = 0.25  # of a share of the time
+
 
 class Evaluator(contextlib.AbstractContextManager):
     """One graph and, inside the `with` block, one session for any number of checkpoints.
@@ -58,6 +60,7 @@ class Evaluator(contextlib.AbstractContextManager):
         self._watch: Any = None
         self._passes: Any = None
         self._yielder = pace.of(config.model_dir or '', config.eval_max_slowdown)
+        self._told = 0.0  # share of the time
         self.loaded: int | None = None  # step of the checkpoint
 
     def __enter__(self) -> 'Evaluator':
@@ -102,9 +105,10 @@ class Evaluator(contextlib.AbstractContextManager):
         """What adds up over the dataset, or over one of its `eval_parts` parts; None if `stop` was set."""
         yielder = None if checkpoint.manifest.final else self._yielder  # then the training is done
         made: scoring.Sums | None = self._passes.sums(checkpoint.step, stop, self._watch, part=part, yielder=yielder)
-        if yielder is not None and made is not None:
-            text = 'Evaluating beside the training takes %.0f %% of the time (--eval_max_slowdown, %d measurements).'
-            logging.info(text, 100 * yielder.pace.share, yielder.pace.measured)
+        if yielder is not None and made is not None and abs(yielder.pace.share - self._told) > _NOTABLE * self._told:
+            self._told = yielder.pace.share
+            text = 'The evaluator %s works %.0f %% of the time beside the training (--eval_max_slowdown, %d measurements).'
+            logging.info(text, self._config.eval_name, 100 * self._told, yielder.pace.measured)
         return made
 
     def evaluate(self, step: int, values: Mapping[str, Any], stop: threading.Event) -> scoring.Evaluation | None:

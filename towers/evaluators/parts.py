@@ -79,7 +79,7 @@ class Parts:
         except FileNotFoundError:  # another process has written the result, and tidied up
             return
         if not self._results.has(self._checkpoint):
-            self._results.add(self._session.result(self._checkpoint, total))
+            self._results.add(self._session.result(self._checkpoint, total), parts=self._session.parts)
 
     @contextlib.contextmanager
     def _claimed(self, part: str) -> Iterator[bool]:

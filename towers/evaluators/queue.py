@@ -16,6 +16,7 @@ from towers.config import evaluation as eval_config
 from towers.evaluators import results as results_lib
 
 _LOOK_SECS = 0.5
+_SHOWN = 6
 
 
 class Queue(contextlib.AbstractContextManager):
@@ -37,6 +38,7 @@ class Queue(contextlib.AbstractContextManager):
         self._reader = manifest.Reader(model_dir)
         self._waiting: dict[tuple[int, float], int] = {}  # published when last looked at: step by step and time
         self._taken: tuple[int, float] | None = None
+        self._told: set[tuple[int, float]] = set()  # passed over, which was said
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep_looking, name='towers-checkpoints', daemon=True)
@@ -113,14 +115,19 @@ class Queue(contextlib.AbstractContextManager):
             self._waiting = there
         if gone and self._how == 'every':
             logging.warning(
-                'Passed over the checkpoints of steps %s: removed before they were evaluated; raise --keep_checkpoints.', _listed(gone)
+                'Passed over the checkpoints of steps %s (%s): removed before they were evaluated; raise --keep_checkpoints.',
+                _listed(gone),
+                self._results.holder,
             )
         return published
 
     def _pass_over(self, unseen: Sequence[manifest.Checkpoint], taken: manifest.Checkpoint) -> None:
-        steps = [each.step for each in unseen if each.step < taken.step and self._is_due(each)]
-        if steps:
-            logging.info('Passed over the checkpoints of steps %s, since that of %d is there.', _listed(steps), taken.step)
+        steps = {_key(each): each.step for each in unseen if each.step < taken.step and self._is_due(each)}
+        new = [step for key, step in steps.items() if key not in self._told]
+        self._told |= steps.keys()
+        if new:
+            text = 'Passed over the checkpoints of steps %s (%s), since that of %d is there.'
+            logging.info(text, _listed(new), self._results.holder, taken.step)
 
     def _keep_looking(self) -> None:
         while not self._ended.wait(_LOOK_SECS):
@@ -132,4 +139,6 @@ def _key(each: manifest.Checkpoint) -> tuple[int, float]:
 
 
 def _listed(steps: Sequence[int]) -> str:
-    return ', '.join(map(str, sorted(steps)))
+    """The steps, rising; of many the first and the last."""
+    some = [str(step) for step in sorted(steps)]
+    return ', '.join(some if len(some) <= _SHOWN else [*some[: _SHOWN - 2], '...', f'{some[-1]} ({len(some)} in all)'])

@@ -76,14 +76,15 @@ class Results(contextlib.AbstractContextManager):
             self._events.start(step)
         self._added = [row for row in self._added if row['step'] <= step]
 
-    def add(self, found: scoring.Evaluation) -> None:
-        """Logs and writes a result; one that the file has already, value for value, is not written again."""
+    def add(self, found: scoring.Evaluation, *, parts: int = 1) -> None:
+        """Logs and writes a result, made in so many parts; one that the file has already, value for value, is not written again."""
         scores = {name: value for name, value in found.values.items() if name not in ('step', 'examples')}
         shown = ', '.join(f'{name} {value:.4f}' for name, value in scores.items() if isinstance(value, float))
         step, where = found.values['step'], {} if found.checkpoint is None else _place(found.checkpoint)
-        text = 'Evaluated %s (%s) on %d examples in %.2f s: %s.'
+        text = 'Evaluated %s (%s) on %d examples in %.2f s%s: %s.'
+        together = f' of the processes that made its {parts} parts, added up' if parts > 1 else ''
         what = where.get('checkpoint', f'step {step}')
-        logging.info(text, what, self._name, found.values['examples'], found.seconds, shown)
+        logging.info(text, what, self._name, found.values['examples'], found.seconds, together, shown)
         row = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in found.values.items()}
         row.update(seconds=round(found.seconds, 3), **where or {'evaluated': time.time()})
         if any(_same(row, other) for other in self._rows()):

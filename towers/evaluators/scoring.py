@@ -18,10 +18,10 @@ from towers import errors, metrics, structs
 from towers.checkpoint import manifest
 from towers.config import evaluation as eval_config
 from towers.evaluators import pace
-from towers.graph import build, marks
+from towers.graph import build, devices, marks, strategies
 from towers.graph.reduce import central
 from towers.input import inputs
-from towers.run import exhausted, watchdog
+from towers.run import exhausted, process, watchdog
 
 LOSS = 'loss'
 RESERVED = (LOSS, *eval_config.NO_METRICS)
@@ -116,6 +116,17 @@ def make(
         tf.group(*graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS)[len(tables) :]),
         tf.group(*[variable.initializer for variable in tf.local_variables()[len(local) :]]),
     )
+
+
+def names(model: structs.Model, dataset: structs.Dataset, config: config_lib.Config) -> set[str]:
+    """What an evaluation of the model reports, by building it for one tower on the CPU in a graph of its own."""
+    section = config_lib.DeviceConfig(device='cpu')
+    placement = devices.place(section)
+    with tf.Graph().as_default(), tf.device(placement.parameter_device):
+        tf.train.get_or_create_global_step()
+        source = inputs.open_source(dataset, host=placement.towers[0].host, proto=process.claim(section, placement))
+        scope = strategies.parameter_server(parameter_device=placement.parameter_device, seed=config.seed).scope
+        return set(make(model, source, config, placement, scope=scope).metrics)
 
 
 class Passes:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -12,7 +12,8 @@ from absl import logging
 from towers import config as config_lib
 from towers import structs
 from towers.config import evaluation as eval_config
-from towers.evaluators import companion, evaluation
+from towers.config import stopping
+from towers.evaluators import companion, evaluation, scoring
 from towers.evaluators import results as results_lib
 
 _SLICE_SECS = 0.1
@@ -86,6 +87,26 @@ def check(config: config_lib.Config) -> None:
     if config.early_stop and not (config.evaluate or config.evaluator or config.eval_every_steps):
         text = '--early_stop=%s: this training has no evaluator; only what one started by hand as %r finds counts (else give --evaluate).'
         logging.warning(text, config.early_stop, config.eval_name)
+
+
+def check_metrics(config: config_lib.Config, evaluators: Sequence[Evaluator], reported: Collection[str], model: structs.Model) -> None:
+    """Raises ValueError where `keep_best` or `early_stop` names a metric that no evaluation will report.
+
+    Args:
+      config: both, as the run is asked.
+      evaluators: the run's; without any, where others may be started by hand, it is a WARNING.
+      reported: names of the model's metrics in training; where they lack it, the model is built out of training, too.
+      model: as in `towers.train`.
+    """
+    wanted = {'early_stop': stopping.parse(config.early_stop).metric if config.early_stop else None}
+    wanted['keep_best'] = config.keep_best.partition(':')[0] if config.keep_best else None
+    missing = {flag: name for flag, name in wanted.items() if name is not None and name not in (scoring.LOSS, *reported)}
+    known = scoring.names(model, evaluators[0].dataset, evaluators[0].config) if missing and evaluators else {scoring.LOSS, *reported}
+    for flag, name in missing.items():
+        text = f'--{flag}={getattr(config, flag)}: the model reports {", ".join(sorted(known))}, not {name}; name one of these.'
+        config_lib.require(not evaluators or name in known, text)
+        if not evaluators:
+            logging.warning('%s', text)
 
 
 def at_end(model: structs.Model, evaluators: Sequence[Evaluator], *, known: int | None, stop: threading.Event) -> Scores:
@@ -163,7 +184,7 @@ class Supervisor(contextlib.AbstractContextManager):
             self._stopping.wait(_SLICE_SECS)
         late = [each.config.eval_name for each, thread in self._threads.items() if thread.is_alive()]
         if late:
-            text = 'The evaluator %s was stopped before the last checkpoint was evaluated; scripts/evaluate.py does it.'
+            text = 'The evaluator %s was stopped before the last checkpoint was evaluated; run scripts/evaluate.py to do it.'
             logging.warning(text, ', '.join(late))
         self.stop()
         names = {each.config.eval_name: each for each in self._beside}
@@ -188,7 +209,7 @@ class Supervisor(contextlib.AbstractContextManager):
             newest = _newest(each)
             crashes, before = 1 if newest != before else crashes + 1, newest
             if code == companion.WRONG_USE or crashes > limit:
-                text = 'The evaluator %s beside the training failed with exit code %d; scripts/evaluate.py evaluates again.'
+                text = 'The evaluator %s beside the training failed with exit code %d; run scripts/evaluate.py to do its work.'
                 logging.warning(text, name, code)
                 return
             delay = min(_LONGEST_DELAY_SECS, _FIRST_DELAY_SECS * 2 ** (crashes - 1))
@@ -210,7 +231,7 @@ def _started(each: companion.Companion) -> bool:
     try:
         each.start()
     except OSError as error:
-        logging.warning('The evaluator %s could not be started (%s); scripts/evaluate.py does its work.', each.config.eval_name, error)
+        logging.warning('The evaluator %s could not be started (%s); run scripts/evaluate.py to do its work.', each.config.eval_name, error)
         return False
     return True
 

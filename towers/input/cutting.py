@@ -21,6 +21,7 @@ Ask = Callable[..., Any]  # runs fetches, with feeds
 _SUFFIX = re.compile(r'Dataset(V\d+)?$')
 _KEEP_NUMBER = frozenset(('Map', 'ParallelMap', 'Shuffle', 'Prefetch', 'Options', 'AssertCardinality'))
 _ONE_BY_ONE = _KEEP_NUMBER | {'Filter', 'ParallelFilter', 'FlatMap', 'Interleave', 'ParallelInterleave', 'IgnoreErrors', 'Unbatch'}
+_EACH_ITS_OWN = _KEEP_NUMBER - {'Shuffle'}
 _SHARDS, _SHARD, _CUT = 'shards', 'shard', 'cut_into_shards'
 _MOST_EXAMPLES = 2**31  # products of two such numbers are int64
 
@@ -80,6 +81,23 @@ def cut(source: passes.Passes, shards: int, hosts: Sequence[str], *, ask: Ask, k
         sizes[first],
     )
     return Cut(made, tuple(examples))
+
+
+def part(source: passes.Passes, parts: int, index: tf.Tensor) -> passes.Passes:
+    """The passes over every so many-th example of a dataset, of which those of the other parts are not made.
+
+    It is cut before all that makes one element of each, in order, as maps do: the part is the same, for its part of the cost.
+
+    Args:
+      source: the dataset.
+      parts: how many.
+      index: int64 scalar, which of them.
+    """
+    nodes, place = {node.name: node for node in source.definition.node}, source.variant
+    while (node := nodes.get(place.partition(':')[0])) is not None and _kind(node) in _EACH_ITS_OWN:
+        place = node.input[0]
+    made = _behind(source, place, parts)
+    return dataclasses.replace(made, given={**made.given, _SHARD: index})
 
 
 def _refuse(shards: int, most: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from towers import config, structs
-from towers.input import passes, positions, single, splitting
+from towers.input import cutting, passes, positions, single, splitting
 
 _nest = tf.nest
 SCOPE = 'input/'  # entered again by each part
@@ -121,7 +121,7 @@ def evaluation(
     whole = part is None and source.size is not None and source.size % size == 0
     with tf.device(towers[0].host), tf.name_scope(SCOPE):
         # In parts the order must be that of all who read the others.
-        examples = source.passes.make() if part is None else source.passes.make(tf.zeros([], tf.int64)).shard(*part)
+        examples = source.passes.make() if part is None else cutting.part(source.passes, *part).make(tf.zeros([], tf.int64))
         batches = batched(examples, size, drop_remainder=whole)
         numbered = tf.data.Dataset.zip((tf.data.Dataset.range(1, tf.int64.max), batches))
         made = _global(lambda tower: numbered, None, towers, saved=False)[0]

@@ -109,6 +109,9 @@ def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
         reached = recovering.lasting(attempt, link, job.config, job.progress, stop_event)
         reached.first_step = first_step
         scores = _scores(job, reached, stop_event, beside)
+        lacking = [each.name for each in job.evaluators if not scores.get(each.name)]
+        if lacking and not stop_event.is_set() and reached.stopped_by != 'signal':
+            logging.warning('Without a result of the last checkpoint: %s. Run scripts/evaluate.py to evaluate it.', ', '.join(lacking))
         if beside is not None or job.config.eval_every_steps:
             retention.settle(job.model_dir, job.config)
         if stop_event.is_set() and not all(scores.get(each.name) for each in job.evaluators):
@@ -137,6 +140,7 @@ def _attempt(job: _Job, claim: run_directory.Claim, stop_event: threading.Event,
     extras = program.Extras(job.optimizer, shard_examples=meaning.shard_examples(facts, job.config))
     made = program.at(site, job.model, job.dataset, job.config, extras)
     logging.info('%s', made.placement.note)
+    supervisor.check_metrics(job.config, job.evaluators, made.step.metrics, job.model)
     functions = {'model': job.model, 'dataset': job.dataset, 'optimizer': job.optimizer}
     return _train(job, made, run_directory.agreed(claim, made, job.config, functions=functions), stop_event)
 
