@@ -10,7 +10,7 @@ L0 = {'structs', 'config', 'identity', 'metrics', 'randomness', 'errors', 'upstr
 L2 = {'strategies'}
 L3 = {
     'program', 'run_directory', 'starting', 'training', 'replaying', 'evaluator', 'results', 'evaluation', 'companion', 'exporting',
-    'connecting', 'recovering', 'stepping', 'serving', 'joining', 'feeding', 'planner', 'inference', 'predicting', 'run_hooks',
+    'connecting', 'recovering', 'keeping', 'stepping', 'serving', 'joining', 'feeding', 'planner', 'inference', 'predicting', 'run_hooks',
 }  # fmt: skip
 # Folders whose files are stages of their own; in the others (checkpoint, hooks, reduce) all files together are one stage.
 ROOMS = {'input', 'graph', 'run', 'directory', 'evaluators', 'jobs'}
@@ -27,6 +27,7 @@ PARTS = {
     'reseeding': 'variables',
     'reads': 'variables',
     'rows': 'optimizers',
+    'standing': 'train_step',
     'positions': 'inputs',
     'writes': 'build',
     'fetching': 'session',

@@ -1,13 +1,21 @@
 """Processes of this machine that stand in for machines of a cluster."""
 
 import contextlib
+import json
 import pathlib
+import re
 import signal
 import socket
 
 import harness
+import numpy as np
 import starter
+import tensorflow.compat.v1 as tf
 
+from towers.checkpoint import manifest
+
+STEPS, STEP_TIMEOUT_SECS = 60, 2.0
+LOGGED = pathlib.Path(__file__).resolve().parent.parent / 'faults' / 'logged_training.py'
 WORKER = pathlib.Path(__file__).resolve().parent.parent.parent / 'scripts' / 'worker.py'
 
 
@@ -52,6 +60,81 @@ class Machines:
         for command in self.commands:
             command.send(signal.SIGKILL)
         self._starter.close()
+
+
+class Training:
+    """A training over the machines, in a folder of its own."""
+
+    def __init__(self, machines, folder, program=LOGGED):
+        self._machines, self.folder, self._program = machines, folder, program
+        self.command, self._said = None, ''
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def start(self, *, steps=STEPS, **settings):
+        limits = {
+            'step_timeout_secs': STEP_TIMEOUT_SECS,
+            'connect_timeout_secs': 60,
+            'worker_grace_secs': 60,
+            'save_steps': 10,
+            'summary_steps': 20,
+        }
+        self._machines.all()
+        self._said = self.text()
+        given = json.dumps({**self._machines.flags, **limits, **settings})
+        self.command = self._machines.run(self.folder, self._program, 2, steps, given)
+        return self.command
+
+    def close(self):
+        """Ends it; where it has ended well every server has to end by itself."""
+        if self.command is not None and self.command.code() == 0:
+            assert {command.wait(20) for command in self._machines.commands} == {0}
+        elif self.command is not None:
+            self.command.send(signal.SIGKILL)
+
+    def text(self):
+        """What all its starts have written so far."""
+        return self._said + (self.command.text() if self.command else '')
+
+    def rows(self, name='ids.jsonl', value='ids'):
+        """Step -> value of a log, later lines winning."""
+        path = self.folder / name
+        return {line['step']: line[value] for line in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
+
+    def final(self):
+        """All numbers in the newest checkpoint by name."""
+        return values_of(manifest.newest(str(self.folder / 'run')).prefix)
+
+    def kill(self):
+        """Kills the master, and waits until it is dead."""
+        assert self.command.send(signal.SIGKILL)
+        assert self.command.wait() == -signal.SIGKILL
+
+    def wait_for_step(self, step):
+        starter.wait_for(lambda: max(self.rows(), default=0) >= step or self.command.code() is not None)
+        assert self.command.code() is None, self.command.text()
+
+
+def check_same(training, whole):
+    """Every example once, in the same steps, with the same losses, and variables that end the same.
+
+    A step whose session was lost before it said so is not reported where the variables were gone on with behind it.
+    """
+    assert training.command.wait() == 0, training.text()
+    unsaid = set(map(int, re.findall(r'going on with them at step (\d+)', training.text())))
+    ids, expected = training.rows(), whole.rows()
+    assert set(expected) - set(ids) <= unsaid
+    assert ids == {step: expected[step] for step in ids}
+    losses, expected = (each.rows('run/metrics.jsonl', 'loss') for each in (training, whole))
+    assert sorted(expected) == list(range(1, STEPS + 1)) and set(expected) - set(losses) <= unsaid
+    for found, wanted in ((losses, expected), (training.final(), whole.final())):
+        for name, value in found.items():
+            np.testing.assert_allclose(value, wanted[name], rtol=harness.FP32_SUM, atol=harness.FP32_SUM, err_msg=str(name))
+
+
+def values_of(prefix):
+    """The numbers in a checkpoint by name."""
+    reader = tf.train.load_checkpoint(prefix)
+    return {name: reader.get_tensor(name) for name, dtype in reader.get_variable_to_dtype_map().items() if dtype != tf.string}
 
 
 def free_ports(count):

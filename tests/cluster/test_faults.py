@@ -1,52 +1,16 @@
 """A task that is lost is waited for: the run ends at its last step, with the examples and losses of a run that nothing happened to."""
 
-import json
-import pathlib
 import random
 import re
 import signal
 import time
 
-import harness
-import numpy as np
 import processes
 import pytest
 import starter
 import tensorflow.compat.v1 as tf
 
-PROGRAM = pathlib.Path(__file__).resolve().parent.parent / 'faults' / 'logged_training.py'
-STEPS = 60
-STEP_TIMEOUT_SECS = 2.0
-
-
-class Training:
-    """A training over the machines, in a folder of its own."""
-
-    def __init__(self, machines, folder):
-        self._machines, self._folder = machines, folder
-        self.command = None
-
-    def start(self, *, steps=STEPS, **settings):
-        limits = {
-            'step_timeout_secs': STEP_TIMEOUT_SECS,
-            'connect_timeout_secs': 60,
-            'worker_grace_secs': 60,
-            'save_steps': 10,
-            'summary_steps': 20,
-        }
-        self._machines.all()
-        given = json.dumps({**self._machines.flags, **limits, **settings})
-        self.command = self._machines.run(self._folder, PROGRAM, 2, steps, given)
-        return self.command
-
-    def rows(self, name='ids.jsonl', value='ids'):
-        """Step -> value of a log, later lines winning."""
-        path = self._folder / name
-        return {line['step']: line[value] for line in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
-
-    def wait_for_step(self, step):
-        starter.wait_for(lambda: max(self.rows(), default=0) >= step or self.command.code() is not None)
-        assert self.command.code() is None, self.command.text()
+STEPS = processes.STEPS
 
 
 @pytest.fixture(scope='module')
@@ -59,28 +23,17 @@ def machines(tmp_path_factory):
 
 @pytest.fixture
 def training(machines, tmp_path):
-    made = Training(machines, tmp_path / 'trained')
+    made = processes.Training(machines, tmp_path / 'trained')
     yield made
-    if made.command.code() == 0:
-        assert [command.wait(20) for command in machines.commands] == [0, 0, 0]  # every server ends with the run
-    made.command.send(signal.SIGKILL)
+    made.close()
 
 
 @pytest.fixture(scope='module')
 def whole(machines, tmp_path_factory):
     """A training of one process that nothing happened to."""
-    made = Training(machines, tmp_path_factory.mktemp('whole') / 'trained')
+    made = processes.Training(machines, tmp_path_factory.mktemp('whole') / 'trained')
     assert made.start(worker_hosts=[], ps_hosts=[], master_host=None).wait() == 0, made.command.text()
     return made
-
-
-def check_same(training, whole):
-    """Every example once, in the same steps, with the same losses."""
-    assert training.command.wait() == 0, training.command.text()
-    assert training.rows() == whole.rows()
-    losses, expected = (each.rows('run/metrics.jsonl', 'loss') for each in (training, whole))
-    assert sorted(losses) == sorted(expected) == list(range(1, STEPS + 1))
-    np.testing.assert_allclose([losses[step] for step in expected], list(expected.values()), rtol=harness.FP32_SUM, atol=harness.FP32_SUM)
 
 
 def in_tensorboard(training):
@@ -107,7 +60,7 @@ def test_a_killed_worker_that_is_started_again_costs_no_example(machines, traini
     kill(machines, 1)
     training.command.wait_for('the cluster failed')
     assert time.monotonic() - started < 5
-    check_same(training, whole)
+    processes.check_same(training, whole)
     assert 'worker 1 at' in training.command.text() and in_tensorboard(training)['cluster/recoveries'] == 1
     shown = in_tensorboard(training)
     for worker in range(3):
@@ -115,7 +68,8 @@ def test_a_killed_worker_that_is_started_again_costs_no_example(machines, traini
         assert weights <= shown[f'cluster/worker_{worker}/bytes_in'] < 1.5 * weights  # and some numbers about the batch
         assert shown[f'cluster/worker_{worker}/bytes_out'] >= weights
         assert shown[f'cluster/worker_{worker}/work_ms'] > 0
-    assert 'from step' in training.command.text() and 'the run goes on at step 10' in training.command.text()
+    going_on = re.search(r'from step (\d+) the run goes on at step (\d+)', training.command.text())
+    assert 14 <= int(going_on[1]) <= int(going_on[2]) < STEPS  # the variables are on the master, which lives
 
 
 @pytest.mark.soak
@@ -127,7 +81,7 @@ def test_a_frozen_worker_is_noticed_and_goes_on(machines, training, whole):
         training.command.wait_for('the cluster failed')
     finally:
         machines.commands[2].send(signal.SIGCONT)
-    check_same(training, whole)
+    processes.check_same(training, whole)
     assert 'Deadline' in training.command.text() and in_tensorboard(training)['cluster/recoveries'] == 1
 
 
@@ -138,7 +92,7 @@ def test_a_killed_master_is_waited_for_on_the_same_ports(machines, training, who
     training.command.send(signal.SIGKILL)
     starter.wait_for(lambda: all('no sign of life of the master' in command.text() for command in machines.commands), 15)
     training.start()
-    check_same(training, whole)
+    processes.check_same(training, whole)
     assert 'Going on from' in training.command.text()
 
 
@@ -151,7 +105,7 @@ def test_workers_killed_at_random_steps(machines, training, whole, seed):
         training.wait_for_step(max(training.rows(), default=0) + chance.randint(1, 15))
         time.sleep(chance.uniform(0, 0.05))
         kill(machines, chance.randrange(3))
-    check_same(training, whole)
+    processes.check_same(training, whole)
 
 
 @pytest.mark.soak
@@ -169,7 +123,7 @@ def test_a_worker_that_does_not_come_back_ends_the_run(machines, training):
 @pytest.mark.soak
 def test_a_run_goes_on_without_a_worker_and_takes_it_in_again(machines, training, tmp_path):
     steps = 2000  # time for a worker to start
-    alone = Training(machines, tmp_path / 'alone')
+    alone = processes.Training(machines, tmp_path / 'alone')
     assert alone.start(steps=steps, worker_hosts=[], master_host=None).wait() == 0
     training.start(steps=steps, worker_grace_secs=1, min_workers=2, step_timeout_secs=30)
     training.wait_for_step(14)
@@ -186,12 +140,12 @@ def test_a_run_goes_on_without_a_worker_and_takes_it_in_again(machines, training
 @pytest.mark.soak
 def test_a_killed_parameter_task_is_restored(tmp_path, whole):
     machines = processes.Machines(tmp_path / 'machines', 2, ps=2)
-    training = Training(machines, tmp_path / 'trained')
+    training = processes.Training(machines, tmp_path / 'trained')
     try:
         training.start()
         training.wait_for_step(14)
         kill(machines, 3)
-        check_same(training, whole)
+        processes.check_same(training, whole)
         assert 'ps 1 at' in training.command.text()
     finally:
         training.command.send(signal.SIGKILL)

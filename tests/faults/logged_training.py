@@ -55,9 +55,9 @@ class IdLog(tf.train.SessionRunHook):
         time.sleep(STEP_SECS)
 
 
-def main(n, steps, settings='{}', data=dataset):
+def main(n, steps, settings='{}', data=dataset, *, usual=None, model=model, optimizer=None):
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(settings).items()}
-    usual = {
+    own = {
         'num_gpus': int(n),
         'device': 'cpu',
         'global_batch_size': BATCH,
@@ -70,7 +70,8 @@ def main(n, steps, settings='{}', data=dataset):
         'intra_op_threads': 1,
         'inter_op_threads': 2,
     }
-    towers.train(model, data, towers.Config(**{**usual, **given}), hooks=[IdLog()])
+    config = towers.Config(**{**own, **(usual or {}), **given})
+    towers.train(model, data, config, hooks=[IdLog()], optimizer=optimizer)
 
 
 if __name__ == '__main__':

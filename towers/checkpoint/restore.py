@@ -1,7 +1,7 @@
 """Restoring: a run's own checkpoint into its variables and input."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tensorflow.compat.v1 as tf
@@ -59,8 +59,12 @@ class Restorer:
         """Sets every variable to a value that is at hand; the input stays."""
         self._setter.run(session, values)
 
-    def _move_input(self, session: tf.Session, reader: Any, found: manifest.Checkpoint) -> str | None:
-        """Brings the input to where the checkpoint left it; returns why that can't be."""
+    def move_input(self, session: tf.Session, found: manifest.Checkpoint, wanted: Sequence[int]) -> str | None:
+        """Brings the input to a place (pass, batch in it) behind the one where the checkpoint left it; returns why that can't be."""
+        return self._move_input(session, tf.train.load_checkpoint(found.prefix), found, wanted)
+
+    def _move_input(self, session: tf.Session, reader: Any, found: manifest.Checkpoint, wanted: Sequence[int] | None = None) -> str | None:
+        """Brings the input to `wanted`, or to where the checkpoint left it; returns why that can't be."""
         assert self._input is not None
         if not reader.has_tensor(position.POSITION):
             return 'it holds no position of an input'
@@ -77,8 +81,9 @@ class Restorer:
             return reason or None
         if reason:
             logging.info('The pass of the input is read again up to where checkpoint %s left it: %s.', found.prefix, reason)
+        wanted = place[0] if wanted is None else wanted
         try:
-            self._input.go_to(session, place[0], None if reason else place[1])
+            self._input.go_to(session, wanted, None if reason or place[1][0] != wanted[0] else place[1])
         except (tf.errors.OpError, ValueError) as error:
             return f'reading on to it failed ({str(error).splitlines()[0]})'
         return None

@@ -88,7 +88,7 @@ def require_same(now: Mapping[str, Any], before: Mapping[str, Any], config: conf
     known = sorted({*fields, *now} - set(_FREE))
     unknown = [name for name in config.allow_changed if name not in known]
     config_lib.require(not unknown, f'--allow_changed={",".join(unknown)} names no fact of a run; expected some of {", ".join(known)}.')
-    changed = [name for name in now if name not in _FREE and name in before and before[name] != now[name]]
+    changed = differing(now, before)
     accepted = [name for name in changed if name in config.allow_changed]
     refused = [name for name in changed if name not in config.allow_changed]
     if refused:
@@ -100,6 +100,11 @@ def require_same(now: Mapping[str, Any], before: Mapping[str, Any], config: conf
         )
     if accepted:
         logging.warning('Going on from %s with changes that --allow_changed accepts: %s.', place, _listed(accepted, before, now))
+
+
+def differing(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """The facts that both have and that are not the same, but for those in which a resume is free."""
+    return [name for name in now if name not in _FREE and name in before and before[name] != now[name]]
 
 
 def described(value: Any) -> str:

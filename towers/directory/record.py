@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,11 +44,27 @@ class TrainResult:
     evaluations: Mapping[str, Mapping[str, float | np.ndarray]] = dataclasses.field(default_factory=dict)
 
 
-def write(model_dir: str, config: config_lib.Config, facts: Mapping[str, Any]) -> None:
-    """Writes `config.json` whole or not at all; the newest start of the run wins."""
-    versions = {'tensorflow': tf.__version__, 'numpy': np.__version__}
-    text = json.dumps({'config': dataclasses.asdict(config), 'semantics': facts, 'versions': versions}, indent=2)
+def write(model_dir: str, config: config_lib.Config, facts: Mapping[str, Any]) -> str:
+    """Writes `config.json` whole or not at all; the newest start of the run wins.
+
+    Returns:
+      The run's name for itself, which it keeps from start to start.
+    """
     path = os.path.join(model_dir, _FILE)
+    run = _run(path)
+    versions = {'tensorflow': tf.__version__, 'numpy': np.__version__}
+    text = json.dumps({'run': run, 'config': dataclasses.asdict(config), 'semantics': facts, 'versions': versions}, indent=2)
     with open(f'{path}.tmp', 'w', encoding='utf-8') as file:
         file.write(text + '\n')
     os.replace(f'{path}.tmp', path)
+    return run
+
+
+def _run(path: str) -> str:
+    """The name that an earlier start gave the run; a new one where there was none."""
+    try:
+        with open(path, encoding='utf-8') as file:
+            found = json.load(file)['run']
+    except (OSError, ValueError, LookupError, TypeError):
+        found = None
+    return found if isinstance(found, str) else uuid.uuid4().hex

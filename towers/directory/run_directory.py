@@ -29,12 +29,14 @@ class Claim:
       newest: looks for it again.
       check: raises LockError where the directory isn't this trainer's any more; `every_secs` makes it cheap.
       facts: what the run is trained under, once it is agreed.
+      run: the run's name for itself, once it is agreed.
     """
 
     found: manifest.Checkpoint | None = None
     newest: Callable[[], manifest.Checkpoint | None] = lambda: None
     check: Callable[..., None] = lambda every_secs=0.0: None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    run: str = ''
 
 
 @contextlib.contextmanager
@@ -80,8 +82,7 @@ def agreed(claim: Claim, made: program.Program, config: config_lib.Config, *, fu
     facts = meaning.of(config, made.step, towers=len(made.placement.towers), total_steps=made.total_steps, functions=given)
     before = claim.found.manifest.semantics if claim.found else {}
     meaning.require_same(facts, before, config, place=claim.found.prefix if claim.found else '')
-    record.write(str(config.model_dir), config, facts)
-    return dataclasses.replace(claim, facts=facts)
+    return dataclasses.replace(claim, facts=facts, run=record.write(str(config.model_dir), config, facts))
 
 
 def set_aside(model_dir: str) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from towers import structs
+from towers.graph import standing
 
 # TensorFlow's own hooks read the step through this collection; a read that is ordered with the update keeps theirs right.
 _STEP_READS = 'global_step_read_op_cache'
@@ -36,6 +37,11 @@ class Counters:
     examples: tf.Tensor
     skipped: tf.Tensor
 
+    @property
+    def variables(self) -> tuple[tf.Variable, ...]:
+        """The variables, in the order of `standing.Point`."""
+        return self.global_step, self.examples_seen, self.skipped_steps
+
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
@@ -47,6 +53,7 @@ class Gate:
       finite: bool scalar, whether the update is finite; None = an update is applied as it is.
       otherwise: makes the operations that run in place of a step that is not finite.
       first: operations that every step runs, before it changes anything.
+      noted: is told where a step begins to write and where it has ended; None = nobody is.
     """
 
     weight: tf.Tensor
@@ -54,6 +61,7 @@ class Gate:
     finite: tf.Tensor | None = None
     otherwise: Callable[[], Sequence[tf.Operation]] = tuple
     first: Sequence[tf.Operation] = ()
+    noted: standing.Standing | None = None
 
 
 def counters(device: str) -> Counters:
@@ -93,18 +101,15 @@ def make(
     passes = _passes(gate)
     sides = None if passes is None else _sides(passes)
     readers = [*gate.first, *report.values(), *counts, *[w.value for w in writes], *(sides[:1] if sides else ())]
+    if gate.noted is not None:
+        readers += gate.noted.begins(count.step + 1, sides[:1] if sides else [_gradients(updates)])
     applied, made = [], []
     for update in updates:
         slots: list[tf.Variable] = []
         with _recording(slots):
             applied.append(apply(update, readers))
         made.append(slots)
-    with tf.control_dependencies([*applied, *_written(writes, applied)]), tf.name_scope('count'):
-        operation = tf.group(
-            count.global_step.assign_add(1, read_value=False),
-            count.examples_seen.assign_add(gate.examples, read_value=False),
-            name='step',
-        )
+    operation = _counts(gate, count, [*applied, *_written(writes, applied)])
     if sides is not None:
         operation = _joined(operation, sides[0], _skipped(gate, count, sides[1]))
     return operation, {**_counted(gate, count, passes), **report}, _sync(updates, made)
@@ -112,6 +117,18 @@ def make(
 
 def _counter(name: str) -> tf.Variable:
     return tf.get_variable(name, [], tf.int64, initializer=tf.zeros_initializer(), trainable=False, use_resource=True)
+
+
+def _counts(gate: Gate, count: Counters, after: Sequence[tf.Operation]) -> tf.Operation:
+    """Counts and notes the step, once all of it is written."""
+    with tf.name_scope('count'):
+        with tf.control_dependencies([tf.group(*after, name='written')]):
+            return tf.group(
+                count.global_step.assign_add(1, read_value=False),
+                count.examples_seen.assign_add(gate.examples, read_value=False),
+                *_noted(gate, count.step + 1, count.examples + gate.examples, count.skipped),
+                name='step',
+            )
 
 
 def _counted(gate: Gate, count: Counters, passes: tf.Tensor | None) -> dict[str, tf.Tensor]:
@@ -154,8 +171,20 @@ def _skipped(gate: Gate, count: Counters, closed: tf.Tensor) -> tf.Tensor:
     """The closed side, after what there is to do on it."""
     with tf.control_dependencies([closed, count.skipped, *gate.first]), tf.name_scope(_GATE):
         done = [] if gate.finite is None else [count.skipped_steps.assign_add(_bad(gate), read_value=False), *gate.otherwise()]
-        with tf.control_dependencies(done):
+        with tf.control_dependencies([*done, *_noted(gate, count.step, count.examples, count.skipped + _bad(gate))]):
             return tf.identity(closed)
+
+
+def _noted(gate: Gate, *counted: tf.Tensor) -> list[tf.Operation]:
+    """Notes the end of a step, with the counters after it."""
+    return [] if gate.noted is None else gate.noted.ends(counted)
+
+
+def _gradients(updates: Sequence[structs.Update]) -> tf.Operation:
+    """An operation that runs when all that is to be applied is there."""
+    parts = tf.nest.flatten([g for update in updates for g in update.gradients if g is not None], expand_composites=True)
+    with tf.name_scope(_GATE):
+        return tf.group(*parts, name='gradients')
 
 
 def _joined(operation: tf.Operation, opened: tf.Tensor, closed: tf.Tensor) -> tf.Operation:

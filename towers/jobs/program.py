@@ -10,7 +10,7 @@ from absl import logging
 
 from towers import config as config_lib
 from towers import randomness, structs
-from towers.graph import averages, build, chain, marks, moved, optimizers, schedules, strategies, train_step
+from towers.graph import averages, build, chain, marks, moved, optimizers, schedules, standing, strategies, train_step
 from towers.graph.reduce import central
 from towers.jobs import connecting, feeding
 from towers.run import flight, session_config
@@ -29,8 +29,10 @@ class Program:
       site: where it runs.
       total_steps: global_step at which the training ends, None where only the data or the clock ends it.
       init: operation that initialises all variables, global and local, and lookup tables.
+      beside: the part of it that is not about the variables of a checkpoint.
       recorder: keeps the batch of a step that was not finite; None where none is looked for.
       counts: name -> number of what happened before the training and reports show, such as `bad_records` of the dataset.
+      noted: what the tasks that hold the variables say of them; None on this machine alone.
     """
 
     graph: tf.Graph
@@ -38,8 +40,10 @@ class Program:
     site: connecting.Site
     total_steps: int | None
     init: tf.Operation
+    beside: tf.Operation
     recorder: flight.Recorder | None
     counts: Mapping[str, int]
+    noted: standing.Standing | None
 
     @property
     def placement(self) -> structs.Placement:
@@ -81,8 +85,7 @@ def make(
       model: `model(batch, *, training) -> ModelOutput`, over `tf.get_variable`.
       dataset: zero-argument function that returns a tf.data.Dataset of single examples.
       config: everything else.
-      optimizer: function from the learning rate (fp32 scalar tensor) to a tf.train.Optimizer, in place of
-        `config.optimizer`.
+      optimizer: function from the learning rate (fp32 scalar tensor) to a tf.train.Optimizer, in place of `config.optimizer`.
       links: functions from Sum to Sum, the last links of the chain before the update.
 
     Raises:
@@ -102,16 +105,16 @@ def at(
         source = feeding.source(dataset, config, site, shard_examples=extras.shard_examples)
         steps = total_steps(config, source.epoch_examples, len(placement.towers))
         rate = _learning_rate(config, count.step, source, steps, len(placement.towers))
-        step, recorder = _step(
-            model, config, source, placement, _Given(count, rate, extras.optimizer or optimizers.make(config), extras.links)
-        )
+        given = _Given(count, rate, extras.optimizer or optimizers.make(config), extras.links, bool(site.target))
+        step, gate, recorder = _step(model, config, source, placement, given)
         with tf.name_scope('init'):
-            init = tf.group(tf.global_variables_initializer(), tf.local_variables_initializer(), tf.tables_initializer())
-    if not site.target:  # other machines place their part themselves
+            beside = tf.group(*([gate.noted.claim] if gate.noted else []), tf.local_variables_initializer(), tf.tables_initializer())
+            init = tf.group(beside, tf.global_variables_initializer())
+    if gate.noted is None:  # other machines place their part themselves
         moved.check(graph, site.proto, config)
     site = dataclasses.replace(site, proto=session_config.for_graph(site.proto, config, placement, graph))
     counts = {'bad_records': dataset.bad_records} if hasattr(dataset, 'bad_records') else {}
-    return Program(graph, step, site, steps, init, recorder, counts)
+    return Program(graph, step, site, steps, init, beside, recorder, counts, gate.noted)
 
 
 def total_steps(config: config_lib.Config, epoch_examples: int | None, towers: int) -> int | None:
@@ -132,6 +135,7 @@ class _Given:
     rate: tf.Tensor
     optimizer: optimizers.Factory
     links: tuple[chain.Link, ...]
+    is_noted: bool
 
 
 def _learning_rate(config: config_lib.Config, step: tf.Tensor, source: structs.Input, steps: int | None, towers: int) -> tf.Tensor:
@@ -200,7 +204,7 @@ def compute(
 
 def _step(
     model: structs.Model, config: config_lib.Config, source: structs.Input, placement: structs.Placement, given: _Given
-) -> tuple[structs.TrainStep, flight.Recorder | None]:
+) -> tuple[structs.TrainStep, train_step.Gate, flight.Recorder | None]:
     strategy, made = compute(model, config, source, placement, given.count.step)
     outputs = made.outputs
     with tf.name_scope('average/'):
@@ -212,10 +216,12 @@ def _step(
             'learning_rate': given.rate,
         }
         gate, recorder = _gate(config, source, outputs, total, report)
+        if given.is_noted:
+            gate = dataclasses.replace(gate, noted=standing.of(tf.global_variables(), given.count.variables, source))
 
     def apply(update: structs.Update, after: Sequence[tf.Tensor]) -> tf.Operation:
-        optimizer = given.optimizer(given.rate)
-        return optimizers.apply(optimizer, update, learning_rate=given.rate, weight_decay=config.weight_decay, after=after)
+        optimizer, rate = given.optimizer(given.rate), given.rate
+        return optimizers.apply(optimizer, update, learning_rate=rate, weight_decay=config.weight_decay, after=after)
 
     averaged = averages.followed(apply, total.variables, config.ema_decay, given.count.step)
     operation, report, sync = train_step.make(gate, strategy.spread(total, outputs), given.count, apply=averaged, report=report)
@@ -233,7 +239,7 @@ def _step(
         input=source,
         marks=marks.make(source, [(output.tower, output.gradients) for output in outputs]),
     )
-    return step, recorder
+    return step, gate, recorder
 
 
 def _gate(
@@ -272,9 +278,9 @@ def _summaries(total: structs.Sum, source: structs.Input, config: config_lib.Con
             if gradient is not None:
                 values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
                 made.append(tf.raw_ops.HistogramSummary(tag=f'gradients/{variable.op.name}', values=values))
-        for path, leaf in _leaves(source.batches[0].features) if config.images else ():
+        for path, leaf in flight.leaves(source.batches[0].features) if config.images else ():
             if leaf.shape.rank == 4 and leaf.shape[-1] in (1, 3, 4):
-                made.append(tf.raw_ops.ImageSummary(tag=f'input/{path}', tensor=leaf, max_images=_IMAGES))
+                made.append(tf.raw_ops.ImageSummary(tag=f'input/{path.strip().replace(" ", "/") or 0}', tensor=leaf, max_images=_IMAGES))
     return tuple(made)
 
 
@@ -292,9 +298,3 @@ def _finite_only(summaries: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
         else:
             made.append(summary)
     return tuple(made)
-
-
-def _leaves(features: structs.Batch) -> list[tuple[str, tf.Tensor]]:
-    if isinstance(features, Mapping):
-        return [(str(key), leaf) for key, leaf in features.items() if isinstance(leaf, tf.Tensor)]
-    return [(str(index), leaf) for index, leaf in enumerate(tf.nest.flatten(features)) if isinstance(leaf, tf.Tensor)]

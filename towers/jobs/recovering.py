@@ -1,6 +1,7 @@
-"""Going on after a task of the cluster was lost: wait for it, connect anew, and train on from the newest checkpoint."""
+"""Going on after a task of the cluster was lost: wait for it, connect anew, and train on where the variables are whole."""
 
 import dataclasses
+import functools
 import math
 import threading
 from collections.abc import Callable
@@ -43,9 +44,20 @@ class Progress:
 
     Attributes:
       step: gives the last whole step.
+      first: step at which the first attempt began; None before.
+      told: is given the step at which the next attempt begins, once.
     """
 
     step: Callable[[], int] = lambda: 0
+    first: int | None = None
+    told: Callable[[int], None] | None = None
+
+    def begins(self, step: int) -> None:
+        """An attempt's variables are set, to a step."""
+        self.first = step if self.first is None else self.first
+        told, self.told = self.told, None
+        if told is not None:
+            told(step)
 
 
 def lasting(
@@ -55,10 +67,10 @@ def lasting(
     progress: Progress,
     stop: threading.Event,
 ) -> T:
-    """Trains, and again from the newest checkpoint where a task was lost meanwhile.
+    """Trains, and again where a task was lost meanwhile.
 
     Args:
-      attempt: trains on a site, from the newest checkpoint on.
+      attempt: trains on a site, and says to `progress` from which step on.
       link: to the other tasks; None = there are none, and `attempt` is called once on this machine.
       config: `max_recoveries` and `model_dir`.
       progress: of the attempt.
@@ -95,7 +107,7 @@ def lasting(
                 ) from error
         stop.wait(min(_LONGEST_PAUSE_SECS, 2.0 ** (in_a_row - 2)) if in_a_row > 1 else 0)
         link.back()
-        _count(config, count, step)
+        progress.told = functools.partial(_count, config, count, step)
 
 
 def _say(error: Exception, lost: dict[spec.Task, str], step: int) -> None:
@@ -103,10 +115,8 @@ def _say(error: Exception, lost: dict[spec.Task, str], step: int) -> None:
     logging.warning('After step %d the cluster failed (%s); lost: %s. Waiting for all tasks.', step, _line(error), names)
 
 
-def _count(config: config_lib.Config, count: int, old: int) -> None:
+def _count(config: config_lib.Config, count: int, old: int, new: int) -> None:
     """Says where the run goes on, in the log and in TensorBoard."""
-    found = manifest.newest(str(config.model_dir))
-    new = 0 if found is None else found.step
     logging.warning('All tasks are there; recovery %d: from step %d the run goes on at step %d.', count, old, new)
     events = writers.EventWriter(str(config.model_dir))
     events.scalars(new, {'cluster/recoveries': count})

@@ -104,10 +104,9 @@ def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
         if job.config.evaluate or job.config.evaluator:
             beside = closing.enter_context(supervisor.Supervisor(job.model, job.evaluators))
         link = closing.enter_context(connecting.connected(job.config, stop_event))
-        first_step = claim.found.step if claim.found else 0
         attempt = functools.partial(_attempt, job, claim, stop_event)
         reached = recovering.lasting(attempt, link, job.config, job.progress, stop_event)
-        reached.first_step = first_step
+        reached.first_step = reached.first_step if job.progress.first is None else job.progress.first
         scores = _scores(job, reached, stop_event, beside)
         lacking = [each.name for each in job.evaluators if not scores.get(each.name)]
         if lacking and not stop_event.is_set() and reached.stopped_by != 'signal':
@@ -153,6 +152,7 @@ def _train(job: _Job, made: program.Program, claim: run_directory.Claim, stop_ev
         logging.info('This run is done: it has reached step %d of %d.', found.step, made.total_steps)
         if not found.manifest.final:
             manifest.write(job.model_dir, dataclasses.replace(found.manifest, final=True))
+        job.progress.begins(found.step)
         return reached
     if stop_event.is_set():  # while the graph was built
         return dataclasses.replace(reached, stopped_by='signal')
@@ -162,6 +162,10 @@ def _train(job: _Job, made: program.Program, claim: run_directory.Claim, stop_ev
     around = run_hooks.Around(stop_event, inside, stepping.seen(made, config, job.hooks))
     hooks = (*job.hooks, *made.site.hooks)
     with inside or contextlib.nullcontext(), opened(made, config, claim=claim, hooks=hooks, around=around) as master:
+        if made.noted is not None:  # the tasks of a cluster may have been further than the checkpoint
+            number, seen = master.raw_session().run([step.global_step, step.saved['examples_seen']])
+            reached.first_step, reached.step, reached.examples = int(number), int(number), int(seen)
+        job.progress.begins(reached.step)
         _loop(master, step, reached, around)
     reached.stopped_by = master.stopped_by or 'hook'
     return reached
@@ -189,7 +193,7 @@ def opened(
     step, model_dir = made.step, str(config.model_dir)
     with made.graph.as_default(), tf.device(made.placement.parameter_device):
         keeper = saver.Saver(step.saved, step.input, config=config, model_dir=model_dir, facts=saver.Facts(claim.facts, claim.check))
-        starter = starting.Starter(made, claim.found, config)
+        starter = starting.Starter(made, claim, config)
     with contextlib.ExitStack() as closing:
         closing.callback(keeper.close, _CLOSE_SECS)
         watching = watchdog.Watchdog(

@@ -1,0 +1,146 @@
+"""Variables that outlive their session in the tasks that hold them are gone on with where they are whole, and only there."""
+
+import pathlib
+import random
+import re
+import signal
+import time
+
+import numpy as np
+import processes
+import pytest
+import starter
+import tensorflow.compat.v1 as tf
+
+from towers.checkpoint import manifest
+
+PROGRAM = pathlib.Path(__file__).resolve().parent / 'kept_training.py'
+NEVER = 10**6  # a checkpoint at the end only
+
+
+@pytest.fixture(scope='module')
+def machines(tmp_path_factory):
+    """Two workers, and two tasks for the parameters."""
+    made = processes.Machines(tmp_path_factory.mktemp('machines'), 2, ps=2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def training(machines, tmp_path):
+    made = processes.Training(machines, tmp_path / 'trained', PROGRAM)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope='module')
+def whole(machines, tmp_path_factory):
+    """A training of one process that nothing happened to, with all its checkpoints."""
+    made = processes.Training(machines, tmp_path_factory.mktemp('whole') / 'trained', PROGRAM)
+    alone = {'worker_hosts': [], 'ps_hosts': [], 'master_host': None, 'save_steps': 1, 'sync_checkpoint': True, 'keep_checkpoints': 100}
+    assert made.start(**alone).wait() == 0, made.command.text()
+    return made
+
+
+def going_on(training):
+    """The steps at which variables were gone on with."""
+    return [int(step) for step in re.findall(r'going on with them at step (\d+)', training.text())]
+
+
+def held(machines):
+    """The variables in the memory of the parameter tasks, by name."""
+    found = {}
+    for index, host in enumerate(machines.flags['ps_hosts']):
+        with tf.Graph().as_default() as graph, tf.device(f'/job:ps/task:{index}/cpu:0'):
+            for name in ('w', 'late', 'out', 'table'):
+                handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=None, shared_name=name)
+                found_here = tf.raw_ops.VarIsInitializedOp(resource=handle), tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+                config = tf.ConfigProto(device_filters=[f'/job:ps/task:{index}'])
+                with tf.Session(f'grpc://{host}', graph=graph, config=config) as session:
+                    if session.run(found_here[0]):
+                        found[name] = session.run(found_here[1])
+    return found
+
+
+def test_a_killed_master_loses_no_step_of_variables_on_parameter_tasks(machines, training, whole):
+    pids = None
+    for step in (14, 37):
+        training.start(save_steps=NEVER)
+        training.wait_for_step(step)
+        pids = pids or [command.pid for command in machines.commands[2:]]
+        training.kill()
+    training.start(save_steps=NEVER)
+    processes.check_same(training, whole)
+    [first, second] = going_on(training)
+    assert first >= 14 and second >= 37 and 'goes on from' not in training.text()
+    assert [command.pid for command in machines.commands[2:]] == pids
+
+
+def test_an_update_that_was_not_written_whole_is_not_gone_on_with(machines, training, whole):
+    (training.folder / 'hang').write_text('23')
+    training.start(step_timeout_secs=60)
+    training.wait_for_step(22)
+    at = {}
+
+    def is_torn():
+        """Some of the variables are those of step 23, others are those of step 22."""
+        for name, value in held(machines).items():
+            before, after = (processes.values_of(manifest.prefix_of(str(whole.folder / 'run'), step))[name] for step in (22, 23))
+            at[name] = [step for step, wanted in ((22, before), (23, after)) if np.allclose(value, wanted, rtol=1e-5, atol=1e-5)]
+        return at['late'] == [22] and at['w'] == at['out'] == [23]
+
+    starter.wait_for(is_torn, 20)
+    training.kill()
+    (training.folder / 'hang').unlink()
+    training.start()
+    processes.check_same(training, whole)
+    assert 'the update to step 23 was not written whole. Going on from checkpoint 20' in training.text()
+
+
+def test_variables_of_another_run_are_not_gone_on_with(machines, training, whole, tmp_path):
+    training.start(save_steps=NEVER)
+    training.wait_for_step(5)
+    training.kill()
+    other = processes.Training(machines, tmp_path / 'other', PROGRAM)
+    other.start()
+    processes.check_same(other, whole)
+    other.close()
+    assert 'are not gone on with: they are of another run. Going on from the start' in other.text()
+
+
+@pytest.mark.soak
+def test_a_restarted_parameter_task_is_noticed(machines, training, whole):
+    training.start()
+    training.wait_for_step(14)
+    training.kill()
+    machines.commands[3].send(signal.SIGKILL)
+    starter.wait_for(lambda: machines.commands[3].code() is not None)
+    training.start()
+    processes.check_same(training, whole)
+    assert '/job:ps/task:1/cpu:0 has none. Going on from checkpoint 10' in training.text()
+
+
+@pytest.mark.soak
+def test_a_lost_worker_loses_no_step_of_variables_on_parameter_tasks(machines, training, whole):
+    training.start(save_steps=NEVER)
+    for step in (14, 37):
+        training.wait_for_step(step)
+        machines.commands[1].send(signal.SIGKILL)
+        starter.wait_for(lambda: machines.commands[1].code() is not None)
+        machines.commands[1] = machines.start(1)
+        training.command.wait_for('the cluster failed')
+    processes.check_same(training, whole)
+    assert len(going_on(training)) == 2 and min(going_on(training)) >= 14
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize('seed', range(5))
+def test_a_master_killed_at_random_moments(machines, training, whole, seed):
+    chance = random.Random(seed)
+    for step in (9, 20, 31, 42):
+        training.start(save_steps=NEVER)
+        training.wait_for_step(step)
+        time.sleep(chance.uniform(0, 0.02))
+        training.kill()
+    training.start(save_steps=NEVER)
+    processes.check_same(training, whole)
