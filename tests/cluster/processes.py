@@ -100,6 +100,10 @@ class Training:
         path = self.folder / name
         return {line['step']: line[value] for line in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
 
+    def logs(self):
+        """The examples and the losses by step."""
+        return self.rows(), self.rows('run/metrics.jsonl', 'loss')
+
     def final(self):
         """All numbers in the newest checkpoint by name."""
         return values_of(manifest.newest(str(self.folder / 'run')).prefix)
@@ -115,20 +119,22 @@ class Training:
 
 
 def check_same(training, whole):
-    """Every example once, in the same steps, with the same losses, and variables that end the same.
-
-    A step whose session was lost before it said so is not reported where the variables were gone on with behind it.
-    """
+    """Every example once, in the same steps, with the same losses, and variables that end the same."""
     assert training.command.wait() == 0, training.text()
+    assert sorted(whole.rows()) == list(range(1, STEPS + 1))
+    for found, wanted in zip(training.logs(), whole.logs(), strict=True):
+        check_rows(found, wanted, training)
+    wanted = whole.final()
+    for name, value in training.final().items():
+        np.testing.assert_allclose(value, wanted[name], rtol=harness.FP32_SUM, atol=harness.FP32_SUM, err_msg=name)
+
+
+def check_rows(found, wanted, training):
+    """The same by step; a step whose session was lost before it could say so is missing where variables were gone on with behind it."""
     unsaid = set(map(int, re.findall(r'going on with them at step (\d+)', training.text())))
-    ids, expected = training.rows(), whole.rows()
-    assert set(expected) - set(ids) <= unsaid
-    assert ids == {step: expected[step] for step in ids}
-    losses, expected = (each.rows('run/metrics.jsonl', 'loss') for each in (training, whole))
-    assert sorted(expected) == list(range(1, STEPS + 1)) and set(expected) - set(losses) <= unsaid
-    for found, wanted in ((losses, expected), (training.final(), whole.final())):
-        for name, value in found.items():
-            np.testing.assert_allclose(value, wanted[name], rtol=harness.FP32_SUM, atol=harness.FP32_SUM, err_msg=str(name))
+    assert found.keys() <= wanted.keys() and wanted.keys() - found.keys() <= unsaid
+    for step, value in found.items():
+        np.testing.assert_allclose(value, wanted[step], rtol=harness.FP32_SUM, atol=harness.FP32_SUM, err_msg=f'step {step}')
 
 
 def values_of(prefix):

@@ -34,7 +34,7 @@ def training(
       model: `model(batch, *, training) -> ModelOutput`.
       source: the input whose batches feed the towers.
       towers: where the copies run, tower 0 first.
-      scope: the strategy's context for one tower; its value maps a canonical variable to the tower's own.
+      scope: the strategy's context for one tower; its value says what the tower has in place of the canonical variables.
       draws: from the index of a tower's first example to the source of its random draws.
 
     Raises:
@@ -49,8 +49,8 @@ def training(
                 tf.set_random_seed(randomness.fold(draws(batch.first).seed, 'tower', tower.index))
                 output = _checked(model(batch.features, training=True))
                 _refuse_streaming(output)
-                variables = tuple(own(v) for v in (outputs[0].variables if outputs else tf.trainable_variables()))
-                made, slope = _record(tower, output, source, variables, shared)
+                canonical = outputs[0].variables if outputs else tuple(map(own.variable, tf.trainable_variables()))
+                made, slope = _record(tower, output, source, shared, (canonical, own))
                 outputs.append(made)
                 slopes.append(slope)
         with tf.name_scope('shared_penalties'):
@@ -155,10 +155,12 @@ def _record(
     tower: structs.Tower,
     output: structs.ModelOutput,
     source: structs.Input,
-    variables: tuple[tf.Variable, ...],
     shared: Sequence[tf.Tensor],
+    trained: tuple[tuple[tf.Variable, ...], structs.Own],
 ) -> tuple[structs.TowerOutput, gradients.Slopes]:
-    """Everything of one tower in training; called inside its scopes."""
+    """Everything of one tower in training, `trained` being the canonical variables and what it has for them; called inside its scopes."""
+    canonical, own = trained
+    variables = tuple(map(own.variable, canonical))
     batch = source.batches[tower.index]
     loss: Any = output.loss
     seen = writes.ancestors([loss.op])
@@ -170,7 +172,7 @@ def _record(
     else:  # A share of the whole batch, so that the sum needs no division afterwards.
         weight = _known(count / tf.cast(source.examples, tf.float32))
     with tf.name_scope('gradients'):
-        slopes = gradients.of(output, variables, weight, shared=shared)
+        slopes = gradients.of(output, variables, weight, shared=shared, packed=own.packed)
     made = _recorded(tower, output, batch, count)
     made = dataclasses.replace(made, weight=weight, gradients=slopes.variables, variables=variables, state=state, penalties=outside)
     return made, slopes

@@ -6,7 +6,7 @@ towers there are, and is right also where a tower has its own copy of the variab
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -28,7 +28,14 @@ class Slopes:
     penalties: tuple[tuple[structs.Gradient, ...], ...]
 
 
-def of(output: structs.ModelOutput, variables: Sequence[tf.Variable], weight: tf.Tensor, *, shared: Sequence[tf.Tensor]) -> Slopes:
+def of(
+    output: structs.ModelOutput,
+    variables: Sequence[tf.Variable],
+    weight: tf.Tensor,
+    *,
+    shared: Sequence[tf.Tensor],
+    packed: Callable[[tf.Variable], tf.Tensor | None] = lambda variable: None,
+) -> Slopes:
     """Gradients of weight * loss.
 
     The weight goes in as the gradient of the loss, which costs nothing; but not where it may be 0 for a loss that
@@ -39,6 +46,7 @@ def of(output: structs.ModelOutput, variables: Sequence[tf.Variable], weight: tf
       variables: the tower's variables.
       weight: fp32 scalar.
       shared: penalties of `get_variable`.
+      packed: the tensor in which a variable's value came with others', None for most: it is differentiated as far as that.
 
     Raises:
       ValueError: two objectives train one variable.
@@ -50,11 +58,14 @@ def of(output: structs.ModelOutput, variables: Sequence[tf.Variable], weight: tf
     penalties = []
     for loss, wanted in pairs:
         ys = tf.cast(weight, loss.dtype) if early else None
-        xs = [*wanted, *shared]
-        made = tf.gradients(loss, xs, grad_ys=ys, stop_gradients=list(shared), colocate_gradients_with_ops=True)
+        pieces = {variable.handle.name: piece for variable in wanted if (piece := packed(variable)) is not None}
+        xs, stop = [*wanted, *shared, *pieces.values()], [*shared, *pieces.values()]
+        made = tf.gradients(loss, xs, grad_ys=ys, stop_gradients=stop, colocate_gradients_with_ops=True)
         made = [g if early or g is None else _weighted(g, weight) for g in made]
-        penalties.append(tuple(made[len(wanted) :]))
-        for variable, gradient in zip(wanted, made, strict=False):
+        penalties.append(tuple(made[len(wanted) : len(wanted) + len(shared)]))
+        by_piece = dict(zip(pieces, made[len(wanted) + len(shared) :], strict=True))
+        made = [_add(gradient, by_piece.get(variable.handle.name)) for variable, gradient in zip(wanted, made, strict=False)]
+        for variable, gradient in zip(wanted, made, strict=True):
             if variable.handle.name in found:
                 raise ValueError(f'The variable {variable.op.name!r} belongs to two objectives; give each variable to one.')
             found[variable.handle.name] = gradient

@@ -11,17 +11,16 @@ def read(variable: tf.Variable) -> tf.Tensor:
         return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype.base_dtype, name='read')
 
 
-def once() -> Callable[[tf.Tensor | tf.Variable, str], tf.Tensor]:
-    """A function that brings a value to a device, once for all who ask for it there."""
+def once() -> Callable[[tf.Variable, str], tf.Tensor]:
+    """A function that brings a variable's value to a device, once for all who ask for it there."""
     here: dict[tuple[str, str], tf.Tensor] = {}
 
-    def bring(value: tf.Tensor | tf.Variable, device: str) -> tf.Tensor:
-        is_variable = hasattr(value, 'handle')
-        key = ((value.handle if is_variable else value).name, device)
+    def bring(variable: tf.Variable, device: str) -> tf.Tensor:
+        key = (variable.handle.name, device)
         if key not in here:
-            with tf.control_dependencies(None), tf.name_scope(f'read/{value.op.name}/'), tf.device(None), tf.device(device):
-                tensor = read(value) if is_variable else value
-                here[key] = tensor if is_variable and device == value.device else tf.identity(tensor, name='to_machine')
+            with tf.control_dependencies(None), tf.name_scope(f'read/{variable.op.name}/'), tf.device(None), tf.device(device):
+                value = read(variable)
+                here[key] = value if device == variable.device else tf.identity(value, name='to_machine')
         return here[key]
 
     return bring

@@ -1,6 +1,7 @@
 """Replication strategies: where variables live, how the towers' results become one Sum, and where it is applied."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -23,19 +24,20 @@ def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics
       statistics: how the towers' moving statistics become one.
     """
     bring = reads.once()
+    weights = _Weights(bring)
     place = variables.by_bytes(ps or [parameter_device])
 
     @contextlib.contextmanager
-    def scope(tower: structs.Tower) -> Iterator[variables.Localise]:
+    def scope(tower: structs.Tower) -> Iterator[structs.Own]:
         def read(variable: tf.Variable) -> tf.Tensor:
-            return bring(variable, variable.device if packing.same_machine(tower.host, variable.device) else tower.host)
+            return bring(variable, variable.device) if packing.same_machine(tower.host, variable.device) else weights.on(tower.host, variable)
 
         def look(variable: tf.Variable) -> tf.Variable:
             return variables.view(variable, tower.devices[0], scope=f'{tower.scope}/read', read=read)
 
         with variables.seen_as(look) as localise:
             with _model_scope(tower, place, seed, localise):
-                yield variables.original
+                yield structs.Own(variables.original, functools.partial(weights.packed, tower.host))
 
     def spread(total: structs.Sum, outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
         return [structs.Update(parameter_device, variables.rooted, total.gradients, total.variables, total.state)]
@@ -65,7 +67,7 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
         raise ValueError('--ps_hosts hold the variables of --strategy=parameter_server, got mirrored, which has copies on the towers.')
 
     @contextlib.contextmanager
-    def scope(tower: structs.Tower) -> Iterator[variables.Localise]:
+    def scope(tower: structs.Tower) -> Iterator[structs.Own]:
         def place(kwargs: Mapping[str, Any]) -> str:
             return tower.devices[0] if variables.is_trainable(kwargs) else parameter_device
 
@@ -76,16 +78,15 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
 
         with variables.seen_as(lambda v: variables.view(own(v), tower.devices[0], scope=f'{tower.scope}/read', name=v.name)) as localise:
             with _model_scope(tower, place, seed, localise):
-                yield lambda variable: own(variables.original(variable))
-
-    bring = reads.once()
+                yield structs.Own(lambda variable: own(variables.original(variable)))
 
     def spread(total: structs.Sum, outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
+        brought = {host: _brought(total.gradients, host) for host in dict.fromkeys(output.tower.host for output in outputs)}
         return [
             structs.Update(
                 output.tower.devices[0],
                 variables.local if output.tower.index else variables.rooted,
-                tuple(_brought(gradient, output.tower.host, bring) for gradient in total.gradients),
+                brought[output.tower.host],
                 output.variables,
                 () if output.tower.index else total.state,
             )
@@ -109,7 +110,7 @@ def reading(*, seed: int, prefix: str, valued: Callable[[tf.Variable], tf.Variab
     penalised: set[Any] = set()
 
     @contextlib.contextmanager
-    def scope(tower: structs.Tower) -> Iterator[variables.Localise]:
+    def scope(tower: structs.Tower) -> Iterator[structs.Own]:
         def look(variable: tf.Variable) -> tf.Variable:
             return variables.view(valued(variable), tower.devices[0], scope=f'{prefix}{tower.scope}/read', name=variable.name)
 
@@ -123,18 +124,78 @@ def reading(*, seed: int, prefix: str, valued: Callable[[tf.Variable], tf.Variab
 
         with variables.seen_as(look) as localise, _model_scope(tower, lambda _: tower.host, seed, localise, made=True):
             with tf.variable_scope(tf.get_variable_scope(), custom_getter=get):
-                yield variables.original
+                yield structs.Own(variables.original)
 
     return scope
 
 
-def _brought(gradient: structs.Gradient, host: str, bring: Callable[..., tf.Tensor]) -> structs.Gradient:
-    """The gradient on a machine's CPU, where it is another machine's."""
-    if gradient is None or packing.same_machine(host, gradient.device):
-        return gradient
+class _Weights:
+    """Brings the variables' values to machines, once to each.
+
+    Small ones come to a machine as one tensor for each device that holds some of them. Which there are is known when the
+    towers of a machine have been built, so to the first machine each comes by itself.
+    """
+
+    def __init__(self, bring: Callable[[tf.Variable, str], tf.Tensor]) -> None:
+        self._bring = bring
+        self._read: dict[str, dict[str, tf.Variable]] = {}  # by machine, the small ones that its towers read
+        self._pieces: dict[str, dict[str, tf.Tensor]] = {}  # by machine, what came packed
+
+    def on(self, host: str, variable: tf.Variable) -> tf.Tensor:
+        """A variable's value on the CPU of a machine."""
+        if not packing.is_small(variable):
+            return self._bring(variable, host)
+        if host not in self._read:
+            self._pieces[host] = _together(next(iter(self._read.values()), {}), host)
+            self._read[host] = {}
+        self._read[host][variable.handle.name] = variable
+        piece = self.packed(host, variable)
+        return self._bring(variable, host) if piece is None else piece
+
+    def packed(self, host: str, variable: tf.Variable) -> tf.Tensor | None:
+        """A variable's value on a machine, where it came with others."""
+        return self._pieces.get(host, {}).get(variable.handle.name)
+
+
+def _together(read: Mapping[str, tf.Variable], host: str) -> dict[str, tf.Tensor]:
+    """The values of variables on a machine, by the names of their handles; one tensor crosses from each device that holds several."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, variable in read.items():
+        groups.setdefault((variable.device, variable.dtype.base_dtype.name), []).append(name)
+    found: dict[str, tf.Tensor] = {}
+    with tf.control_dependencies(None), tf.name_scope('relay/packed/'), tf.device(None):
+        for (device, _), names in groups.items():
+            if len(names) > 1:
+                found.update(
+                    zip(names, packing.brought([reads.read(read[name]) for name in names], host=device, device=host), strict=True)
+                )
+    return found
+
+
+def _brought(gradients: Sequence[structs.Gradient], host: str) -> tuple[structs.Gradient, ...]:
+    """Gradients on a machine's CPU, the small ones as one tensor from each device, where they are another machine's."""
+    found = list(gradients)
+    groups: dict[tuple[str, str], list[int]] = {}
+    with tf.name_scope('relay/'):
+        for index, gradient in enumerate(gradients):
+            if gradient is None or packing.same_machine(host, gradient.device):
+                continue
+            if packing.is_small(gradient):
+                groups.setdefault((gradient.device, gradient.dtype.name), []).append(index)
+            with tf.device(host):
+                found[index] = _same(gradient)
+        for (device, _), indices in groups.items():
+            pieces: Any = packing.brought([gradients[index] for index in indices], host=device, device=host)
+            for index, piece in zip(indices, pieces if len(indices) > 1 else (), strict=False):
+                found[index] = piece
+    return tuple(found)
+
+
+def _same(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
+    """A gradient on the current device."""
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(bring(gradient.values, host), bring(gradient.indices, host), gradient.dense_shape)
-    return bring(gradient, host)
+        return tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices), gradient.dense_shape)
+    return tf.identity(gradient)
 
 
 STRATEGIES: dict[str, Callable[..., structs.Strategy]] = {'parameter_server': parameter_server, 'mirrored': mirrored}

@@ -1,6 +1,7 @@
 """Small tensors that cross a network as one, since a message costs more than their bytes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -13,9 +14,9 @@ def same_machine(device: str, other: str) -> bool:
     return (specs[0].job, specs[0].task) == (specs[1].job, specs[1].task)
 
 
-def is_small(value: object) -> bool:
-    """Whether it is a dense tensor of a known size that is worth packing."""
-    if not isinstance(value, tf.Tensor) or not value.shape.is_fully_defined():
+def is_small(value: Any) -> bool:
+    """Whether it is a dense tensor or variable of a known size that is worth packing."""
+    if value is None or isinstance(value, tf.IndexedSlices) or not value.shape.is_fully_defined():
         return False
     return (value.shape.num_elements() or 0) * value.dtype.size <= _SMALL_BYTES
 
