@@ -1,17 +1,20 @@
 """One training step over many machines as events in time: weights go out, towers compute, gradients come in, the update is made.
 
-Every tensor is an event of its own. It occupies one thing after another, each of which serves one at a time, in order of
-arrival: the network of the hub (the task that holds a variable), the bus between a machine's memory and its GPUs, the hub's
-memory. The links of the other machines carry less than the hub's and are never waited for. A step begins when the one
-before has ended, as `session.run` does.
+Every tensor is an event of its own. It occupies one thing after another: the network of the hub (the task that holds a
+variable), the bus between a machine's memory and its GPUs, the hub's memory. Bus and memory serve one at a time, in order of
+arrival. The network is shared in equal parts by the machines that are sent to, or that send, as TCP does; to or from each of
+them one tensor crosses at a time, and which of those that wait comes next is chance, as it is in gRPC. The links of the
+other machines carry less than the hub's and are never waited for. A step begins when the one before has ended, as
+`session.run` does.
 """
 
 import collections
 import dataclasses
 import functools
-import heapq
-import itertools
+import random
 from collections.abc import Callable, Sequence
+
+from scripts import _links
 
 _UPDATE_PASSES = 3  # over the memory, for each variable: read value and slot, write
 
@@ -85,50 +88,12 @@ class Step:
         return max(self.busy, key=self.busy.__getitem__)
 
 
-class _Clock:
-    """Events in order of their time, and things that serve one at a time."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.busy: collections.Counter[str] = collections.Counter()
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
-        self._queues: dict[str, collections.deque[tuple[float, Callable[[], None]]]] = {}
-
-    def after(self, secs: float, then: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self.now + secs, next(self._order), then))
-
-    def occupy(self, thing: str, secs: float, then: Callable[[], None]) -> None:
-        """Uses a thing for a time, when it is free, and calls `then` afterwards."""
-        if thing in self._queues:
-            self._queues[thing].append((secs, then))
-            return
-        self._queues[thing] = collections.deque()
-        self._serve(thing, secs, then)
-
-    def run(self) -> None:
-        while self._events:
-            self.now, _, then = heapq.heappop(self._events)
-            then()
-
-    def _serve(self, thing: str, secs: float, then: Callable[[], None]) -> None:
-        self.busy[thing] += secs
-        self.after(secs, functools.partial(self._served, thing, then))
-
-    def _served(self, thing: str, then: Callable[[], None]) -> None:
-        then()
-        if self._queues[thing]:
-            self._serve(thing, *self._queues[thing].popleft())
-        else:
-            del self._queues[thing]
-
-
 class _Simulation:
     """One step. The towers of a machine do the same at the same time, so one stands for all of them."""
 
     def __init__(self, weights: Sequence[Weight], work: float, setting: Setting) -> None:
         self._weights, self._work, self._setting = list(weights), work, setting
-        self._clock = _Clock()
+        self._clock = _links.Clock()
         self._sums: collections.Counter[int] = collections.Counter()
         self._there: list[set[int]] = [set() for _ in range(setting.machines)]
         self._waiting: list[int | None] = [None] * setting.machines
@@ -136,6 +101,9 @@ class _Simulation:
         points = [(weight.needed, 0, at) for at, weight in enumerate(weights)] if not self._is_mirrored else []
         self._points = sorted([*points, *[(weight.ready, 1, at) for at, weight in enumerate(weights)], (work, 2, -1)])
         self._hubs = _spread([weight.bytes for weight in weights], setting.ps)
+        self._links: dict[str, _links.Link] = {}
+        self._paths: dict[tuple[str, int], _links.Path] = {}
+        self._chance = random.Random(0)
 
     @property
     def _is_mirrored(self) -> bool:
@@ -166,7 +134,12 @@ class _Simulation:
         if machine == 0 and not setting.ps:
             self._clock.after(size / setting.memory + setting.message, then)
             return
-        self._clock.occupy(f'{way}#{self._hubs[at]}', size / setting.network + setting.message, then)
+        self._path(f'{way}#{self._hubs[at]}', machine).send(size / setting.network + setting.message, then)
+
+    def _path(self, link: str, machine: int) -> _links.Path:
+        if (link, machine) not in self._paths:
+            self._paths[link, machine] = _links.Path(self._links.setdefault(link, _links.Link(link, self._clock)), self._chance)
+        return self._paths[link, machine]
 
     def _to_towers(self, at: int, machine: int) -> None:
         secs = self._setting.towers * self._weights[at].bytes / self._setting.bus

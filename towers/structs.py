@@ -284,25 +284,12 @@ class TrainStep:
 
 
 @dataclasses.dataclass(frozen=True)
-class Own:
-    """What a tower has in place of the canonical variables.
-
-    Attributes:
-      variable: from a canonical variable to the tower's own.
-      packed: from a canonical variable to the tensor on the tower's machine in which its value came with others'; None = it did not.
-    """
-
-    variable: Callable[[tf.Variable], tf.Variable]
-    packed: Callable[[tf.Variable], tf.Tensor | None] = lambda variable: None
-
-
-@dataclasses.dataclass(frozen=True)
 class Strategy:
     """The only functions in which replication strategies differ.
 
     Attributes:
       name: as in `--strategy`.
-      scope: Tower -> context in which that tower's model is built; its value is an `Own`.
+      scope: Tower -> context in which that tower's model is built; its value is a `gradients.Own`.
       reduce: the towers' outputs -> one Sum for each group that is updated together.
       spread: (a Sum, the towers' outputs) -> the Updates that bring it to every copy of the variables.
     """

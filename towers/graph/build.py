@@ -156,7 +156,7 @@ def _record(
     output: structs.ModelOutput,
     source: structs.Input,
     shared: Sequence[tf.Tensor],
-    trained: tuple[tuple[tf.Variable, ...], structs.Own],
+    trained: tuple[tuple[tf.Variable, ...], gradients.Own],
 ) -> tuple[structs.TowerOutput, gradients.Slopes]:
     """Everything of one tower in training, `trained` being the canonical variables and what it has for them; called inside its scopes."""
     canonical, own = trained

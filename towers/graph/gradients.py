@@ -15,6 +15,19 @@ from towers import structs
 
 
 @dataclasses.dataclass(frozen=True)
+class Own:
+    """What a tower has in place of the canonical variables.
+
+    Attributes:
+      variable: from a canonical variable to the tower's own.
+      packed: from a canonical variable to the tensor on the tower's machine in which its value came with others'; None = it did not.
+    """
+
+    variable: Callable[[tf.Variable], tf.Variable]
+    packed: Callable[[tf.Variable], tf.Tensor | None] = lambda variable: None
+
+
+@dataclasses.dataclass(frozen=True)
 class Slopes:
     """One tower's gradients.
 

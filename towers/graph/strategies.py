@@ -8,14 +8,14 @@ from typing import Any, Literal
 import tensorflow.compat.v1 as tf
 
 from towers import structs
-from towers.graph import reads, variables
+from towers.graph import gradients, variables
 from towers.graph.reduce import central, packing
 
 Statistics = Literal['mean', 'first']
 
 
 def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics = 'mean', ps: Sequence[str] = ()) -> structs.Strategy:
-    """Variables on the parameter device, read once a step for all towers; one update of one Sum.
+    """Variables on the parameter device, read once a step by each tower; one update of one Sum.
 
     Args:
       parameter_device: device string, the CPU by default.
@@ -23,21 +23,20 @@ def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics
       seed: of the initial weights.
       statistics: how the towers' moving statistics become one.
     """
-    bring = reads.once()
-    weights = _Weights(bring)
+    weights = _Weights()
     place = variables.by_bytes(ps or [parameter_device])
 
     @contextlib.contextmanager
-    def scope(tower: structs.Tower) -> Iterator[structs.Own]:
+    def scope(tower: structs.Tower) -> Iterator[gradients.Own]:
         def read(variable: tf.Variable) -> tf.Tensor:
-            return bring(variable, variable.device) if packing.same_machine(tower.host, variable.device) else weights.on(tower.host, variable)
+            return variable.read_value() if packing.same_machine(tower.host, variable.device) else weights.on(tower.host, variable)
 
         def look(variable: tf.Variable) -> tf.Variable:
             return variables.view(variable, tower.devices[0], scope=f'{tower.scope}/read', read=read)
 
         with variables.seen_as(look) as localise:
             with _model_scope(tower, place, seed, localise):
-                yield structs.Own(variables.original, functools.partial(weights.packed, tower.host))
+                yield gradients.Own(variables.original, functools.partial(weights.packed, tower.host))
 
     def spread(total: structs.Sum, outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
         return [structs.Update(parameter_device, variables.rooted, total.gradients, total.variables, total.state)]
@@ -67,7 +66,7 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
         raise ValueError('--ps_hosts hold the variables of --strategy=parameter_server, got mirrored, which has copies on the towers.')
 
     @contextlib.contextmanager
-    def scope(tower: structs.Tower) -> Iterator[structs.Own]:
+    def scope(tower: structs.Tower) -> Iterator[gradients.Own]:
         def place(kwargs: Mapping[str, Any]) -> str:
             return tower.devices[0] if variables.is_trainable(kwargs) else parameter_device
 
@@ -78,7 +77,7 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
 
         with variables.seen_as(lambda v: variables.view(own(v), tower.devices[0], scope=f'{tower.scope}/read', name=v.name)) as localise:
             with _model_scope(tower, place, seed, localise):
-                yield structs.Own(lambda variable: own(variables.original(variable)))
+                yield gradients.Own(lambda variable: own(variables.original(variable)))
 
     def spread(total: structs.Sum, outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
         brought = {host: _brought(total.gradients, host) for host in dict.fromkeys(output.tower.host for output in outputs)}
@@ -110,7 +109,7 @@ def reading(*, seed: int, prefix: str, valued: Callable[[tf.Variable], tf.Variab
     penalised: set[Any] = set()
 
     @contextlib.contextmanager
-    def scope(tower: structs.Tower) -> Iterator[structs.Own]:
+    def scope(tower: structs.Tower) -> Iterator[gradients.Own]:
         def look(variable: tf.Variable) -> tf.Variable:
             return variables.view(valued(variable), tower.devices[0], scope=f'{prefix}{tower.scope}/read', name=variable.name)
 
@@ -124,7 +123,7 @@ def reading(*, seed: int, prefix: str, valued: Callable[[tf.Variable], tf.Variab
 
         with variables.seen_as(look) as localise, _model_scope(tower, lambda _: tower.host, seed, localise, made=True):
             with tf.variable_scope(tf.get_variable_scope(), custom_getter=get):
-                yield structs.Own(variables.original)
+                yield gradients.Own(variables.original)
 
     return scope
 
@@ -136,8 +135,8 @@ class _Weights:
     towers of a machine have been built, so to the first machine each comes by itself.
     """
 
-    def __init__(self, bring: Callable[[tf.Variable, str], tf.Tensor]) -> None:
-        self._bring = bring
+    def __init__(self) -> None:
+        self._bring = variables.relay()
         self._read: dict[str, dict[str, tf.Variable]] = {}  # by machine, the small ones that its towers read
         self._pieces: dict[str, dict[str, tf.Tensor]] = {}  # by machine, what came packed
 
@@ -167,27 +166,27 @@ def _together(read: Mapping[str, tf.Variable], host: str) -> dict[str, tf.Tensor
         for (device, _), names in groups.items():
             if len(names) > 1:
                 found.update(
-                    zip(names, packing.brought([reads.read(read[name]) for name in names], host=device, device=host), strict=True)
+                    zip(names, packing.brought([read[name].read_value() for name in names], host=device, device=host), strict=True)
                 )
     return found
 
 
-def _brought(gradients: Sequence[structs.Gradient], host: str) -> tuple[structs.Gradient, ...]:
+def _brought(sums: Sequence[structs.Gradient], host: str) -> tuple[structs.Gradient, ...]:
     """Gradients on a machine's CPU, the small ones as one tensor from each device, where they are another machine's."""
-    found = list(gradients)
+    found = list(sums)
+    crossing = {
+        at: gradient for at, gradient in enumerate(sums) if gradient is not None and not packing.same_machine(host, gradient.device)
+    }
     groups: dict[tuple[str, str], list[int]] = {}
+    for at, gradient in crossing.items():
+        alone = '' if packing.is_small(gradient) else str(at)
+        groups.setdefault((gradient.device, gradient.dtype.name + alone), []).append(at)
     with tf.name_scope('relay/'):
-        for index, gradient in enumerate(gradients):
-            if gradient is None or packing.same_machine(host, gradient.device):
-                continue
-            if packing.is_small(gradient):
-                groups.setdefault((gradient.device, gradient.dtype.name), []).append(index)
-            with tf.device(host):
-                found[index] = _same(gradient)
-        for (device, _), indices in groups.items():
-            pieces: Any = packing.brought([gradients[index] for index in indices], host=device, device=host)
-            for index, piece in zip(indices, pieces if len(indices) > 1 else (), strict=False):
-                found[index] = piece
+        for (device, _), places in groups.items():
+            pieces: Any = packing.brought([sums[at] for at in places], host=device, device=host)
+            for at, piece in zip(places, pieces, strict=True):
+                with tf.device(host):
+                    found[at] = piece if len(places) > 1 else _same(piece)
     return tuple(found)
 
 
