@@ -184,9 +184,10 @@ def _brought(sums: Sequence[structs.Gradient], host: str) -> tuple[structs.Gradi
     with tf.name_scope('relay/'):
         for (device, _), places in groups.items():
             pieces: Any = packing.brought([sums[at] for at in places], host=device, device=host)
-            for at, piece in zip(places, pieces, strict=True):
-                with tf.device(host):
-                    found[at] = piece if len(places) > 1 else _same(piece)
+            with tf.device(host):
+                moved = pieces if len(places) > 1 else [_same(pieces[0])]
+            for at, piece in zip(places, moved, strict=True):
+                found[at] = piece
     return tuple(found)
 
 
