@@ -8,14 +8,14 @@ from typing import Any, Literal
 import tensorflow.compat.v1 as tf
 
 from towers import structs
-from towers.graph import gradients, variables
+from towers.graph import gradients, reads, variables
 from towers.graph.reduce import central, packing
 
 Statistics = Literal['mean', 'first']
 
 
 def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics = 'mean', ps: Sequence[str] = ()) -> structs.Strategy:
-    """Variables on the parameter device, read once a step by each tower; one update of one Sum.
+    """Variables on the parameter device, read once a step for all towers; one update of one Sum.
 
     Args:
       parameter_device: device string, the CPU by default.
@@ -23,13 +23,16 @@ def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics
       seed: of the initial weights.
       statistics: how the towers' moving statistics become one.
     """
-    weights = _Weights()
+    bring = reads.once()
+    weights = _Weights(bring)
     place = variables.by_bytes(ps or [parameter_device])
 
     @contextlib.contextmanager
     def scope(tower: structs.Tower) -> Iterator[gradients.Own]:
         def read(variable: tf.Variable) -> tf.Tensor:
-            return variable.read_value() if packing.same_machine(tower.host, variable.device) else weights.on(tower.host, variable)
+            return (
+                bring(variable, variable.device) if packing.same_machine(tower.host, variable.device) else weights.on(tower.host, variable)
+            )
 
         def look(variable: tf.Variable) -> tf.Variable:
             return variables.view(variable, tower.devices[0], scope=f'{tower.scope}/read', read=read)
@@ -135,8 +138,8 @@ class _Weights:
     towers of a machine have been built, so to the first machine each comes by itself.
     """
 
-    def __init__(self) -> None:
-        self._bring = variables.relay()
+    def __init__(self, bring: Callable[[tf.Variable, str], tf.Tensor]) -> None:
+        self._bring = bring
         self._read: dict[str, dict[str, tf.Variable]] = {}  # by machine, the small ones that its towers read
         self._pieces: dict[str, dict[str, tf.Tensor]] = {}  # by machine, what came packed
 
@@ -162,12 +165,10 @@ def _together(read: Mapping[str, tf.Variable], host: str) -> dict[str, tf.Tensor
     for name, variable in read.items():
         groups.setdefault((variable.device, variable.dtype.base_dtype.name), []).append(name)
     found: dict[str, tf.Tensor] = {}
-    with tf.control_dependencies(None), tf.name_scope('relay/packed/'), tf.device(None):
+    with tf.control_dependencies(None), tf.name_scope('read/packed/'), tf.device(None):
         for (device, _), names in groups.items():
             if len(names) > 1:
-                found.update(
-                    zip(names, packing.brought([read[name].read_value() for name in names], host=device, device=host), strict=True)
-                )
+                found.update(zip(names, packing.brought([reads.read(read[name]) for name in names], host=device, device=host), strict=True))
     return found
 
 
@@ -181,7 +182,7 @@ def _brought(sums: Sequence[structs.Gradient], host: str) -> tuple[structs.Gradi
     for at, gradient in crossing.items():
         alone = '' if packing.is_small(gradient) else str(at)
         groups.setdefault((gradient.device, gradient.dtype.name + alone), []).append(at)
-    with tf.name_scope('relay/'):
+    with tf.name_scope('read/sums/'):
         for (device, _), places in groups.items():
             pieces: Any = packing.brought([sums[at] for at in places], host=device, device=host)
             with tf.device(host):
