@@ -15,7 +15,8 @@ import tensorflow.compat.v1 as tf
 from towers.checkpoint import manifest
 
 PROGRAM = pathlib.Path(__file__).resolve().parent / 'kept_training.py'
-NEVER = 10**6  # a checkpoint at the end only
+PATIENT = {'step_timeout_secs': 60}  # nothing is frozen here, but the machine may be busy
+ENDLESS = {**PATIENT, 'save_steps': 10**6}  # a checkpoint at the end only
 
 
 @pytest.fixture(scope='module')
@@ -65,11 +66,11 @@ def held(machines):
 def test_a_killed_master_loses_no_step_of_variables_on_parameter_tasks(machines, training, whole):
     pids = None
     for step in (14, 37):
-        training.start(save_steps=NEVER)
+        training.start(**ENDLESS)
         training.wait_for_step(step)
         pids = pids or [command.pid for command in machines.commands[2:]]
         training.kill()
-    training.start(save_steps=NEVER)
+    training.start(**ENDLESS)
     processes.check_same(training, whole)
     [first, second] = going_on(training)
     assert first >= 14 and second >= 37 and 'goes on from' not in training.text()
@@ -78,7 +79,7 @@ def test_a_killed_master_loses_no_step_of_variables_on_parameter_tasks(machines,
 
 def test_an_update_that_was_not_written_whole_is_not_gone_on_with(machines, training, whole):
     (training.folder / 'hang').write_text('23')
-    training.start(step_timeout_secs=60)
+    training.start(**PATIENT)
     training.wait_for_step(22)
     at = {}
 
@@ -92,17 +93,17 @@ def test_an_update_that_was_not_written_whole_is_not_gone_on_with(machines, trai
     starter.wait_for(is_torn, 20)
     training.kill()
     (training.folder / 'hang').unlink()
-    training.start()
+    training.start(**PATIENT)
     processes.check_same(training, whole)
     assert 'the update to step 23 was not written whole. Going on from checkpoint 20' in training.text()
 
 
 def test_variables_of_another_run_are_not_gone_on_with(machines, training, whole, tmp_path):
-    training.start(save_steps=NEVER)
+    training.start(**ENDLESS)
     training.wait_for_step(5)
     training.kill()
     other = processes.Training(machines, tmp_path / 'other', PROGRAM)
-    other.start()
+    other.start(**PATIENT)
     processes.check_same(other, whole)
     other.close()
     assert 'are not gone on with: they are of another run. Going on from the start' in other.text()
@@ -110,19 +111,19 @@ def test_variables_of_another_run_are_not_gone_on_with(machines, training, whole
 
 @pytest.mark.soak
 def test_a_restarted_parameter_task_is_noticed(machines, training, whole):
-    training.start()
+    training.start(**PATIENT)
     training.wait_for_step(14)
     training.kill()
     machines.commands[3].send(signal.SIGKILL)
     starter.wait_for(lambda: machines.commands[3].code() is not None)
-    training.start()
+    training.start(**PATIENT)
     processes.check_same(training, whole)
     assert '/job:ps/task:1/cpu:0 has none. Going on from checkpoint 10' in training.text()
 
 
 @pytest.mark.soak
 def test_a_lost_worker_loses_no_step_of_variables_on_parameter_tasks(machines, training, whole):
-    training.start(save_steps=NEVER)
+    training.start(**ENDLESS)
     for step in (14, 37):
         training.wait_for_step(step)
         machines.commands[1].send(signal.SIGKILL)
@@ -138,9 +139,9 @@ def test_a_lost_worker_loses_no_step_of_variables_on_parameter_tasks(machines, t
 def test_a_master_killed_at_random_moments(machines, training, whole, seed):
     chance = random.Random(seed)
     for step in (9, 20, 31, 42):
-        training.start(save_steps=NEVER)
+        training.start(**ENDLESS)
         training.wait_for_step(step)
         time.sleep(chance.uniform(0, 0.02))
         training.kill()
-    training.start(save_steps=NEVER)
+    training.start(**ENDLESS)
     processes.check_same(training, whole)

@@ -44,9 +44,15 @@ class Training:
 
     def __init__(self, machines, folder, files):
         self._machines, self._folder, self._files = machines, folder, files
-        self.command = None
+        self.command, self._before = None, ''
+
+    @property
+    def said(self):
+        """What all its starts have written so far."""
+        return self._before + (self.command.text() if self.command else '')
 
     def start(self, steps, **settings):
+        self._before = self.said
         limits = {'step_timeout_secs': 30, 'connect_timeout_secs': 60, 'save_steps': 7, 'global_batch_size': BATCH, 'input_shards': 12}
         given = json.dumps({**self._machines.flags, **limits, **settings})
         self.command = self._machines.run(self._folder, PROGRAM, 2, steps, given, self._files)
@@ -62,13 +68,14 @@ class Training:
         assert self.command.code() is None, self.command.text()
 
     def check(self, steps):
-        """Every example once in each pass."""
+        """Every example once in each pass; a step that its session did not live to report is known by what the others leave."""
         found = self.ids()
-        assert sorted(found) == list(range(1, steps + 1))
+        unsaid = set(range(1, steps + 1)) - set(found)
+        assert max(found) <= steps and unsaid <= set(map(int, re.findall(r'going on with them at step (\d+)', self.said)))
         for first in range(1, steps + 1, PASS):
-            ids = [found[step] for step in range(first, first + PASS)]
-            assert [len(each) for each in ids] == [BATCH] * PASS
-            assert sorted(itertools.chain(*ids)) == list(range(EXAMPLES))
+            ids = [found[step] for step in range(first, first + PASS) if step in found]
+            assert [len(each) for each in ids] == [BATCH] * len(ids) and len(ids) >= PASS - 1
+            assert len(set(itertools.chain(*ids)) & set(range(EXAMPLES))) == BATCH * len(ids)
 
 
 def test_shards_of_a_killed_worker_are_read_on_by_the_others(machines, tmp_path, files):

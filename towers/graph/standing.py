@@ -21,6 +21,7 @@ from towers import structs
 
 _CONTAINER = 'towers_standing'
 _SCOPE = 'standing/'  # entered again
+_NOWHERE = (0, 0)  # place of an input that has none
 _IN_CHANGE = -1  # as `begun`: the variables are being set, to whatever step
 _ABSENT = (tf.errors.FailedPreconditionError, tf.errors.NotFoundError)  # TensorFlow's words for a variable that nobody has set
 
@@ -33,13 +34,13 @@ class Point:
       step: global_step.
       examples: trained on so far.
       skipped: steps that were held back so far.
-      taken: pass and number in it of the batch that was taken last, as `structs.Input.taken`.
+      taken: place of the batch that was taken last, as `structs.Input.taken`; zeros where the input has none.
     """
 
     step: int
     examples: int
     skipped: int
-    taken: tuple[int, int]
+    taken: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +84,7 @@ class _Notes:
         with tf.device(device):
             self._session = tf.constant(session, tf.int64)
             self.owner, self.begun = self._variable('owner', tf.int64, []), self._variable('begun', tf.int64, [])
-            self.done, self.run = self._variable('done', tf.int64, [5]), self._variable('run', tf.string, [])
+            self.done, self.run = self._variable('done', tf.int64, None), self._variable('run', tf.string, [])
             read = tf.raw_ops.ReadVariableOp
             self.read = (
                 read(resource=self.begun, dtype=tf.int64),
@@ -105,7 +106,7 @@ class _Notes:
             return tf.raw_ops.Assert(condition=mine, data=['a newer session has taken these variables over'])
 
     @staticmethod
-    def _variable(name: str, dtype: tf.DType, shape: Sequence[int]) -> tf.Tensor:
+    def _variable(name: str, dtype: tf.DType, shape: Sequence[int] | None) -> tf.Tensor:
         return tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name, container=_CONTAINER)
 
 
@@ -136,7 +137,7 @@ class Standing:
             self._run = tf.placeholder(tf.string, [])
             named = [notes.write(notes.run, self._run) for notes in self._notes]
             now = [counter.read_value() for counter in counters]
-            place = tf.zeros([2], tf.int64) if source.taken is None else source.taken.read_value()
+            place = tf.constant(_NOWHERE, tf.int64) if source.taken is None else source.taken.read_value()
             with tf.control_dependencies([*named, *self._write_done(now, place)]):
                 self._settle = tf.group(*self._write_begun(now[0]), name='settle')
             self._counted = [tf.placeholder(tf.int64, []) for _ in counters]
@@ -192,9 +193,9 @@ class Standing:
 
 
 def _taken(source: structs.Input) -> tf.Tensor:
-    """int64 [2], the place of the batch that this step takes."""
+    """int64 [any], the place of the batch that this step takes."""
     if source.taken is None or source.mark is None:
-        return tf.zeros([2], tf.int64)
+        return tf.constant(_NOWHERE, tf.int64)
     with tf.control_dependencies([source.mark.advance]):
         return source.taken.read_value()
 
@@ -205,4 +206,4 @@ def _read(notes: _Notes, session: tf.Session) -> Note | None:
     except _ABSENT:
         return None
     step, examples, skipped, *taken = map(int, done)
-    return Note(int(begun), Point(step, examples, skipped, (taken[0], taken[1])), run.decode())
+    return Note(int(begun), Point(step, examples, skipped, tuple(taken)), run.decode())
