@@ -100,6 +100,21 @@ def test_shards_of_a_killed_worker_are_read_on_by_the_others(machines, tmp_path,
     assert re.search(r'input_shards was 12, is 6; .*As before: --input_shards=12\.', training.command.text())
 
 
+@pytest.mark.soak
+def test_a_worker_that_comes_back_gets_shards_again(machines, tmp_path, files):
+    training, steps = Training(machines, tmp_path / 'trained', files), 400 * PASS  # time for a worker to start
+    training.start(steps, worker_grace_secs=1, min_workers=2)
+    training.wait_for_step(18)
+    machines.commands[1].send(signal.SIGKILL)
+    training.command.wait_for('Going on with 2 machines')
+    machines.commands[1] = machines.start(1)
+    training.command.wait_for('Back in the run: worker 1 at')
+    assert training.command.wait() == 0, training.command.text()
+    training.check(steps)
+    shares = re.findall(r'Of the 12 shards (\d) go', training.command.text())
+    assert shares == ['4', '6', '4']
+
+
 def read_bytes(machines):
     """What each worker has read so far."""
     found = [(pathlib.Path('/proc') / str(command.pid) / 'io').read_text() for command in machines.commands]
