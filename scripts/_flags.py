@@ -213,9 +213,11 @@ def arguments(values: flags.FlagValues, flag: str) -> dict[str, Any]:
 
 
 def help_text(values: flags.FlagValues, doc: str) -> str:
-    """What --help shows: the command's doc and the flags by section."""
+    """What --help shows: the command's doc and the flags by section, those that all commands have after its own."""
+    shared = define().flags_by_module_dict()
+    sections = sorted(values.flags_by_module_dict().items(), key=lambda pair: pair[0] in shared)
     lines = [doc.strip(), '', 'Flags, each as --name=value; --flagfile=FILE reads them from a file, a line each, and later ones win.']
-    for section, group in values.flags_by_module_dict().items():
+    for section, group in sections:
         lines += ['', section]
         for flag in group:
             lines += _help_lines(flag)

@@ -322,3 +322,11 @@ def test_a_record_is_waited_for_where_nothing_else_says_what_is_trained(argument
     assert (time.monotonic() - began >= 0.3) == waits
     writer.join()
     _flags.await_record(values, 60.0)
+
+
+def test_a_commands_own_flags_come_first():
+    values = _flags.define()
+    _flags.add(values, 'Own: of this command.', _flags.Option('mine', 'x', 'what it is'))
+    text = _flags.help_text(values, 'Does it.')
+    headings = [line for line in text.splitlines() if line and not line.startswith(' ')][2:]
+    assert headings[:2] == ['Own: of this command.', 'Model and data: what is trained.'] and len(headings) == len(set(headings))

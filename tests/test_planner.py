@@ -144,6 +144,9 @@ def test_the_plan_is_shown_for_people_and_programs():
     predicted = plan.predict(program_, examples=8)
     text = '\n'.join(shown.lines(predicted, predicted))
     assert 'device  parameters' in text and ' 1.00' in text and 'from /cpu:0 to /cpu:1 (measured' in text
+    for size, is_said in ((2**16, False), (2**16 - 1, True)):
+        lines = shown.lines(plan.Plan({'/cpu:0': plan.Need(parameters=size)}, {}, 0, {}))
+        assert any('less than 64 KiB is not predicted well' in line for line in lines) == is_said
     found = json.loads(shown.as_json(predicted))['predicted']
     assert found['devices']['/cpu:0']['parameters'] == predicted.devices['/cpu:0'].parameters
     assert set(found) == {'devices', 'transfers', 'batch', 'biggest'}

@@ -110,14 +110,16 @@ def only_out_of_training(batch, *, training):
 
 @pytest.mark.parametrize('flag', ['keep_best', 'early_stop'])
 def test_a_metric_that_no_evaluation_reports_is_refused(tmp_path, caplog, flag):
-    def check(name, *, evaluators=True):
+    def check(name, *, evaluators=True, dataset=data):
         settings = runs.config(tmp_path, evaluate=evaluators, **{flag: name if flag == 'keep_best' else f'{name}:3'})
-        beside = supervisor.of(settings, data) if evaluators else ()
+        beside = supervisor.of(settings, dataset) if evaluators else ()
         supervisor.check_metrics(settings, beside, ('speed',), only_out_of_training)
 
     for name in ('loss', 'speed', 'twice'):
         check(name)
     with pytest.raises(ValueError, match=f'--{flag}=accuracy.*: the model reports both, loss, twice, not accuracy; name one of these'):
         check('accuracy')
-    check('accuracy', evaluators=False)  # others may be started by hand
-    assert 'the model reports loss, speed, not accuracy' in caplog.text
+    for given in ({'evaluators': False}, {'dataset': lambda: 1 / 0}):  # others may be started by hand; it fails on its own
+        caplog.clear()
+        check('accuracy', **given)
+        assert 'the model reports loss, speed, not accuracy' in caplog.text

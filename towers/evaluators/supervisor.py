@@ -101,12 +101,21 @@ def check_metrics(config: config_lib.Config, evaluators: Sequence[Evaluator], re
     wanted = {'early_stop': stopping.parse(config.early_stop).metric if config.early_stop else None}
     wanted['keep_best'] = config.keep_best.partition(':')[0] if config.keep_best else None
     missing = {flag: name for flag, name in wanted.items() if name is not None and name not in (scoring.LOSS, *reported)}
-    known = scoring.names(model, evaluators[0].dataset, evaluators[0].config) if missing and evaluators else {scoring.LOSS, *reported}
+    known = _evaluated(model, evaluators[0]) if missing and evaluators else None
+    names = {scoring.LOSS, *reported} if known is None else known
     for flag, name in missing.items():
-        text = f'--{flag}={getattr(config, flag)}: the model reports {", ".join(sorted(known))}, not {name}; name one of these.'
-        config_lib.require(not evaluators or name in known, text)
-        if not evaluators:
+        text = f'--{flag}={getattr(config, flag)}: the model reports {", ".join(sorted(names))}, not {name}; name one of these.'
+        config_lib.require(known is None or name in known, text)
+        if known is None:
             logging.warning('%s', text)
+
+
+def _evaluated(model: structs.Model, first: Evaluator) -> set[str] | None:
+    """What an evaluation reports; None where it can't be built, of which the evaluator itself will tell."""
+    try:
+        return scoring.names(model, first.dataset, first.config)
+    except Exception:
+        return None
 
 
 def at_end(model: structs.Model, evaluators: Sequence[Evaluator], *, known: int | None, stop: threading.Event) -> Scores:

@@ -58,8 +58,8 @@ class Reader:
             return 'its session'
         counts = self._counts()
         missing = [what for what, count in counts.items() if count is None or count <= done]
-        if self._marks[0].what in missing:
-            return self._marks[0].what
+        if self._marks[0].what in missing:  # before the first step nothing tells it from a graph that is still being prepared
+            return self._marks[0].what + ('' if done else ', or for TensorFlow to prepare the first step')
         silent = [what for what in missing if counts[what] is None]
         answers = f' (no answer within {_ANSWER_SECS:g} s from {", ".join(silent)})' if silent else ''
         return (', '.join(missing) or 'the update of the variables') + answers

@@ -9,6 +9,7 @@ from towers.sessions import admission
 
 _UNITS = ('B', 'KiB', 'MiB', 'GiB', 'TiB')
 _BIGGEST = 5
+_LEAST = 64 * 1024  # bytes
 
 
 def lines(predicted: plan.Plan, real: plan.Plan | None = None) -> list[str]:
@@ -26,6 +27,8 @@ def lines(predicted: plan.Plan, real: plan.Plan | None = None) -> list[str]:
     for (source, target), count in predicted.transfers.items():
         also = f' (measured {size(real.transfers.get((source, target), 0))})' if real else ''
         found.append(f'Each step brings {size(count)} from {source} to {target}{also}.')
+    if any(need.total < _LEAST for need in predicted.devices.values()):
+        found.append(f'A device with less than {size(_LEAST)} is not predicted well: there the order of a few operations decides.')
     return [*found, *_biggest(real or predicted)]
 
 
