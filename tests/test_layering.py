@@ -38,6 +38,8 @@ PARTS = {
     'watchdog': 'session',
     'rescue': 'session',
     'marks': 'session',
+    'loop': 'session',
+    'looping': 'session',
     'holder': 'lock',
     'bundle': 'flight',
     'physical': 'devices',

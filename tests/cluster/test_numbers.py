@@ -10,6 +10,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers.graph import loop, marks
 from towers.jobs import connecting, program
 
 MACHINES, EACH, BATCH, ROWS = 3, 2, 12, 30  # the last batch of a pass has 6 rows, one for each tower
@@ -98,6 +99,25 @@ def test_law_22_machines_give_the_numbers_of_one_process(machines, link, strateg
         np.testing.assert_allclose(found[name], value, atol=harness.FP32_SAME_ORDER, rtol=harness.FP32_SAME_ORDER, err_msg=name)
     for got, wanted in zip(tf.nest.flatten(reports), tf.nest.flatten(expected), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=harness.FP32_SUM)
+
+
+@harness.each_strategy
+def test_a_call_of_several_steps_gives_the_numbers_of_calls_of_one(machines, link, strategy):
+    config = machines.config(strategy=strategy, n=EACH, global_batch_size=BATCH, optimizer='momentum', learning_rate=0.1)
+    reports, (expected, counts) = made_steps(program.at(link.site(config), model, dataset, config), 7)
+    made = program.at(link.site(config), model, dataset, config)
+    with made.graph.as_default(), made.site.session(made.graph) as session:
+        several = loop.make(made.step, marks.whole(made.step))
+        init = tf.local_variables_initializer()
+        for operation in (made.init, init, made.step.input.initializer, made.step.sync):
+            session.run(operation)
+        for most in (5, 2):
+            session.run(several.set_most, {several.given: most})
+            values = session.run(several.results)
+        found = session.run([dict(made.step.saved), [mark.count for mark in made.step.marks]])
+    assert found[1] == counts
+    np.testing.assert_equal(found[0], expected)
+    np.testing.assert_equal({name: values[tensor.name] for name, tensor in made.step.report.items()}, reports[-1][0])
 
 
 def traced(made):

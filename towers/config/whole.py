@@ -173,6 +173,7 @@ class RunConfig(Section):
 
     model_dir: str | None = option(None, 'run directory; runs/<model>-<dataset> for scripts if not given')
     train_steps: int | None = option(None, 'global steps at which training ends; 400 if no limit is given')
+    steps_per_run: int = option(1, 'steps in one call of the session, fewer up to one that is reported, saved or evaluated')
     train_secs: float | None = option(None, 'seconds of this call after which training ends')
     early_stop: str | None = option(
         None, "end when an evaluator's metric got no better in so many evaluations, or reached a target: accuracy:5, loss<=0.1"
@@ -193,6 +194,7 @@ class RunConfig(Section):
 
     def __post_init__(self) -> None:
         _at_least(self, 0, 'grace_secs', 'step_timeout_secs')
+        _at_least(self, 1, 'steps_per_run')
         _at_least(self, 0, 'train_steps', 'train_secs', 'seed', 'nan_limit')
         if self.early_stop is not None:
             stopping.parse(self.early_stop)

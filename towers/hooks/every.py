@@ -91,6 +91,10 @@ class Every:
         self._asked_at = step if is_passed_over else step - 1  # the step may be held back, and is then asked for by the number before
         return False
 
+    def begins(self, step: int) -> None:
+        """Says that the steps asked about next come after `step`."""
+        self._asked_at = step
+
     def went_back(self, step: int) -> None:
         """Says, during a step that was held back, that the next one will be the one after `step`."""
         self._back = step
@@ -118,6 +122,10 @@ class TimedHook(tf.train.SessionRunHook):
     """A hook that asks a timer after each step, and is told where the training went back."""
 
     timer: Every
+
+    def steps_until_due(self, step: int) -> float:
+        """How many steps after `step` the timer is due by steps; a call that makes several ends there."""
+        return self.timer.next(step) - step
 
     def went_back(self, step: int) -> None:
         """Takes the steps after `step` as new ones."""

@@ -55,12 +55,17 @@ class ScalarsHook(every.TimedHook):
         self._events = events
         self._mark: _Mark | None = None  # what the next row's rate counts from
         self._started = 0.0
+        self._steps = 1  # of the call
         self._values: tuple[Any, ...] = ()
         self._written: int | None = None
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Starts the time of the first step."""
         self._started = self.timer.clock()
+
+    def planned(self, step: int, steps: int) -> None:
+        """Says that the next call makes so many steps after `step`."""
+        self._steps = steps
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         """Writes a row where it is due."""
@@ -77,7 +82,8 @@ class ScalarsHook(every.TimedHook):
     def _after_marked_step(self, due: bool) -> None:
         report = self._report()
         if self._mark is None:
-            self._mark = _Mark(self._started, report['step'] - 1, report['examples_seen'] - report['examples'])
+            made = self._steps  # of equal size but for one that ends a pass; this rate holds the time of the first anyhow
+            self._mark = _Mark(self._started, report['step'] - made, report['examples_seen'] - made * report['examples'])
         if due:
             began = self.timer.clock()
             self._write(report)

@@ -28,6 +28,10 @@ class StopAtStep(tf.train.SessionRunHook):
         self._global_step = global_step
         self.steady_request = tf.train.SessionRunArgs(step)
 
+    def steps_until_due(self, step: int) -> int:
+        """How many steps are left after `step`."""
+        return self._last_step - step
+
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Stops where the step was reached before."""
         if session.run(self._global_step) >= self._last_step:

@@ -40,20 +40,39 @@ class SummaryHook(tf.train.SessionRunHook):
         self._seen.at(when)
         self._write = write
         self._step = 0
-        self._stride = 1  # steps that a call makes, as far as was seen
+        self._stride = 1  # steps between two looks, as far as was seen
+        self._steps: int | None = None  # that the call makes, where that is planned
+        self._coming = 0  # the step that it ends with
+        self._back: int | None = None
         self._due = False
         self._began = 0.0
-        self._usual: float | None = None  # seconds of a step without summaries
+        self._usual: float | None = None  # seconds a step of a call without summaries
         self._prepared = False
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Reads the step that the session starts from."""
         self._step = int(session.run(self._global_step))
 
+    def steps_until_due(self, step: int) -> float:
+        """How many steps after `step` the summaries are due."""
+        return self._when.next(step) - step
+
+    def planned(self, step: int, steps: int) -> None:
+        """Says that the next call makes so many steps after `step`."""
+        self._step, self._steps = step, steps
+        self._when.begins(step)  # the call before may have ended early
+
+    def went_back(self, step: int) -> None:
+        """Takes the steps after `step` as new ones."""
+        self._back = step
+
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
         """Asks for the summaries where they are due."""
-        coming = self._seen.step
-        self._due = self._when.due(self._step + self._stride if coming is None else coming)
+        if self._steps is not None:
+            self._coming = self._step + self._steps
+        else:
+            self._coming = self._step + self._stride if self._seen.step is None else self._seen.step
+        self._due = self._when.due(self._coming)
         self._began = self._when.clock()
         return self._full if self._due else self._quiet
 
@@ -67,12 +86,15 @@ class SummaryHook(tf.train.SessionRunHook):
             self._write(step, tf.Summary(value=[*values, *merge(summaries, self._prefixes)]))
             self._note_cost()
         elif self._prepared:
-            self._usual = self._when.clock() - self._began
+            self._usual = (self._when.clock() - self._began) / (self._steps or 1)
+        if step < self._coming:  # it was held back, and comes again
+            self._step, self._back = step if self._back is None else self._back, None
+            self._when.begins(self._step)
 
     def _note_cost(self) -> None:
-        """What these summaries cost above a step without; the first ones don't count, for which TensorFlow prepares itself."""
+        """What these summaries cost above steps without; the first ones don't count, for which TensorFlow prepares itself."""
         if self._prepared and self._usual is not None:
-            self._when.took(max(0.0, self._when.clock() - self._began - self._usual))
+            self._when.took(max(0.0, self._when.clock() - self._began - self._usual * (self._steps or 1)))
         self._prepared = True
 
 

@@ -1,6 +1,6 @@
 """Ends a training whose batches have no weight any more: such a step changes nothing, so its end would never come."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -16,12 +16,20 @@ class WeightlessHook(tf.train.SessionRunHook):
       report: each step's: step, and skipped, the number of steps held back for not being finite.
       counters: the variables behind the two.
       limit: how many in a row are too many.
+      held_back: whether the last step was held back though the call made others before it.
     """
 
-    def __init__(self, report: Mapping[str, tf.Tensor], counters: Sequence[tf.Variable], *, limit: int = LIMIT) -> None:
+    def __init__(
+        self,
+        report: Mapping[str, tf.Tensor],
+        counters: Sequence[tf.Variable],
+        *,
+        limit: int = LIMIT,
+        held_back: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.steady_request = tf.train.SessionRunArgs((report['step'], report['skipped']))
         self._counters = tuple(counters)
-        self._limit = limit
+        self._limit, self._held_back = limit, held_back
         self._before: Any = None
         self._in_a_row = 0
         self._warned = False
@@ -31,7 +39,7 @@ class WeightlessHook(tf.train.SessionRunHook):
         self._before = session.run(self._counters)
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        """Counts a step after which both counters are as before.
+        """Counts a step that changed neither counter.
 
         Raises:
           ValueError: it is one too many.
@@ -44,8 +52,10 @@ class WeightlessHook(tf.train.SessionRunHook):
 
     def _look(self, now: Any) -> None:
         if now != self._before:
+            is_weightless = now[1] == self._before[1] and self._held_back()
             self._before, self._in_a_row = now, 0
-            return
+            if not is_weightless:
+                return
         self._in_a_row += 1
         if self._in_a_row >= self._limit:
             raise ValueError(

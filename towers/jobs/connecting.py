@@ -36,7 +36,7 @@ class Site:
       placement: devices of the towers and the variables.
       proto: the session's options.
       target: of the server that the session is made on; empty = this process alone.
-      step_secs: limit of a step in the runtime's own count, ten times as much for the first; only with a target.
+      step_secs: limit of a call of the session in the runtime's own count, more for the first; only with a target.
       hooks: what a training here calls at its steps.
     """
 
@@ -47,10 +47,12 @@ class Site:
     hooks: tuple[tf.train.SessionRunHook, ...] = ()
 
     def watched(self, config: config_lib.Config) -> config_lib.Config:
-        """The configuration of a watch over the run, which leaves the runtime time to end a step by itself."""
-        if not self.target or config.step_timeout_secs == 0:
+        """The configuration of a watch over the run's calls, which leaves the runtime time to end one by itself."""
+        given, steps = config.step_timeout_secs, config.steps_per_run
+        if given == 0 or not (self.target or steps > 1):
             return config
-        return dataclasses.replace(config, step_timeout_secs=_PATIENCE * self.step_secs + _RECOVERY_SECS)
+        secs = _PATIENCE * self.step_secs + _RECOVERY_SECS if self.target else steps * (_STEP_SECS if given is None else given)
+        return dataclasses.replace(config, step_timeout_secs=secs)
 
     def session(self, graph: tf.Graph) -> tf.Session:
         """A session that runs `graph` here."""
@@ -125,9 +127,9 @@ class Link:
         placement = machines.place(config, found, master=self._cluster.master.device, ps=ps)
         given = config.step_timeout_secs
         step_secs = _STEP_SECS if given is None else given or _ANY_SECS
-        proto = self._options(tf.ConfigProto(allow_soft_placement=not placement.fake), _FIRST_STEPS * step_secs)
+        proto = self._options(tf.ConfigProto(allow_soft_placement=not placement.fake), max(_FIRST_STEPS, config.steps_per_run) * step_secs)
         back = [rejoin.RejoinHook(self._returned, functools.partial(_saved, str(config.model_dir)))] if self._dropped else []
-        return Site(placement, proto, self._server.target, step_secs, tuple(back))
+        return Site(placement, proto, self._server.target, config.steps_per_run * step_secs, tuple(back))
 
     def lost(self) -> dict[spec.Task, str]:
         """The tasks that don't answer, or are another process than when they were `ready`, and why; empty = none."""

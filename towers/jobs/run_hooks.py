@@ -19,7 +19,7 @@ from towers.graph import marks
 from towers.hooks import every, looks, nan, network, progress, scalars, serving, start, stop, summary, weightless
 from towers.jobs import program, starting
 from towers.live import publisher
-from towers.run import bundle, rescue, session, watchdog, writers
+from towers.run import bundle, looping, rescue, session, watchdog, writers
 
 _LOG_STEPS, _SUMMARY_STEPS = 20, 100
 
@@ -60,10 +60,46 @@ def not_finite(made: program.Program, config: config_lib.Config, rollback: Calla
     return [nan.NanHook(made.step.report, counters, config, explain=explain, rollback=back)]
 
 
-def stopping(made: program.Program, config: config_lib.Config, stop_event: threading.Event) -> list[tf.train.SessionRunHook]:
-    """What ends a training."""
+def going_back(
+    wait: Callable[[], object],
+    starter: starting.Starter,
+    reports: writers.Reports,
+    reporting: Sequence[tf.train.SessionRunHook],
+    runs: looping.Runs | None,
+) -> Callable[[tf.Session], int]:
+    """A function that sets a session back to the newest checkpoint, tells all that count steps, and returns its step.
+
+    Args:
+      wait: for a checkpoint that is being written.
+      starter: what restores.
+      reports: where they are written.
+      reporting: the hooks that do so.
+      runs: calls of several steps; None = each makes one.
+    """
+
+    def rollback(raw: tf.Session) -> int:
+        wait()
+        number = starter.go_back(raw)
+        reports.start(number)
+        reports.counts['rollbacks'] += 1
+        for hook in reporting:
+            if isinstance(hook, every.TimedHook | summary.SummaryHook):
+                hook.went_back(number)
+        if runs is not None:
+            runs.went_back()
+        return number
+
+    return rollback
+
+
+def stopping(
+    made: program.Program, config: config_lib.Config, stop_event: threading.Event, runs: looping.Runs | None = None
+) -> list[tf.train.SessionRunHook]:
+    """What ends a training, whose calls make several steps with `runs`."""
     step = made.step
-    hooks: list[tf.train.SessionRunHook] = [weightless.WeightlessHook(step.report, (step.global_step, step.saved[starting.COUNTER]))]
+    held_back = (lambda: False) if runs is None else (lambda: runs.was_held_back)
+    counters = (step.global_step, step.saved[starting.COUNTER])
+    hooks: list[tf.train.SessionRunHook] = [weightless.WeightlessHook(step.report, counters, held_back=held_back)]
     if made.total_steps is not None:
         hooks.append(stop.StopAtStep(made.total_steps, step=step.step, global_step=step.global_step))
     if config.train_secs is not None:
@@ -100,11 +136,9 @@ def reporting(
     ]
 
 
-def timed(hooks: Sequence[tf.train.SessionRunHook], seen: looks.Looks) -> list[every.TimedHook]:
-    """Those with a timer, by which a step is looked at."""
-    found = [hook for hook in hooks if isinstance(hook, every.TimedHook)]
-    seen.at(*[hook.timer for hook in found])
-    return found
+def timed(hooks: Sequence[tf.train.SessionRunHook], seen: looks.Looks) -> None:
+    """Makes the steps be looked at at which one with a timer acts."""
+    seen.at(*[hook.timer for hook in hooks if isinstance(hook, every.TimedHook)])
 
 
 def _serving(made: program.Program, config: config_lib.Config, closing: contextlib.ExitStack) -> list[tf.train.SessionRunHook]:
@@ -115,14 +149,49 @@ def _serving(made: program.Program, config: config_lib.Config, closing: contextl
     return [serving.ServeHook(served, config.serve_snapshots, step=made.step.step)]
 
 
+def several(step: structs.TrainStep, config: config_lib.Config) -> looping.Runs | None:
+    """What plans calls of several steps; None where each makes one."""
+    return looping.Runs(step, marks.whole(step), config.steps_per_run) if config.steps_per_run > 1 else None
+
+
+def watching(
+    made: program.Program, config: config_lib.Config, runs: looping.Runs | None, raw: Callable[[], tf.Session]
+) -> watchdog.Watchdog:
+    """The watch over the calls of the session that `raw` returns."""
+
+    def late(done: int) -> str:
+        return marks.Reader(raw(), made.step.marks).late(done if runs is None else runs.done())
+
+    return watchdog.Watchdog(made.site.watched(config), folder=str(config.model_dir), late=late, close=lambda: raw().close())
+
+
 def rescuing(
-    stop: threading.Event | None, watching: watchdog.Watchdog, master: session.MasterSession, keeper: saver.Saver, step: structs.TrainStep
+    stop: threading.Event | None,
+    watching: watchdog.Watchdog,
+    master: session.MasterSession,
+    keeper: saver.Saver,
+    made: tuple[structs.TrainStep, looping.Runs | None],
 ) -> contextlib.AbstractContextManager[Any]:
-    """Ends the process, saved, where the input gives nothing after a signal."""
+    """Ends the process, saved, where the input gives nothing after a signal, and a loop behind its step in flight.
+
+    Args:
+      stop: set by the signal; None = nobody sets it.
+      watching: the watch over the calls.
+      master: the session.
+      keeper: what saves.
+      made: the step, and the calls of several steps.
+    """
+    step, runs = made
     if stop is None:
         return contextlib.nullcontext()
 
     def waits() -> bool:
-        return marks.Reader(master.raw_session(), step.marks).waits_for_input(watching.in_flight)
+        raw, done = master.raw_session(), watching.in_flight  # the session before anything that takes time
+        if done is not None and runs is not None:
+            done = runs.done()
+        return marks.Reader(raw, step.marks).waits_for_input(done)
 
-    return rescue.Rescue(stop, waits=waits, reached=lambda: watching.step, save=keeper.rescue)
+    def reached() -> int:
+        return watching.step if runs is None else runs.reached()
+
+    return rescue.Rescue(stop, waits=waits, reached=reached, save=keeper.rescue, begin=(lambda: None) if runs is None else runs.stop)

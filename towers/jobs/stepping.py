@@ -54,9 +54,10 @@ class Stepper:
         self._master.held_back()
         return self._held_back()
 
-    def examples(self) -> int:
-        """All that the run was trained on so far, between two steps."""
-        return int(self._master.raw_session().run(self._step.saved['examples_seen']))
+    def reached(self) -> tuple[int, int]:
+        """The step, and all examples that the run was trained on so far, between two steps."""
+        found = self._master.raw_session().run((self._step.global_step, self._step.saved['examples_seen']))
+        return int(found[0]), int(found[1])
 
     def _held_back(self) -> Made:
         return Made(int(self._master.raw_session().run(self._step.global_step)), None)  # the hooks may have gone back
@@ -75,6 +76,6 @@ def seen(made: program.Program, config: config_lib.Config, hooks: Sequence[tf.tr
       config: what may end the training.
       hooks: the user's, which may end it too, and are told of every step.
     """
-    is_known = not (hooks or config.train_secs or config.early_stop)
+    is_known = not (hooks or config.train_secs or config.early_stop or config.steps_per_run > 1)
     is_cheap = made.proto.graph_options.rewrite_options.disable_meta_optimizer and not made.site.target
     return looks.Looks(made.total_steps if is_known and is_cheap else None)

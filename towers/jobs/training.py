@@ -17,10 +17,10 @@ from towers.checkpoint import leases, manifest, retention, saver
 from towers.directory import meaning, record, run_directory
 from towers.evaluators import inside as inside_lib
 from towers.evaluators import supervisor
-from towers.graph import devices, marks, optimizers
+from towers.graph import devices, optimizers
 from towers.hooks import checkpointing, guard, watch
 from towers.jobs import connecting, joining, program, recovering, run_hooks, starting, stepping
-from towers.run import process, session, signals, watchdog, writers
+from towers.run import looping, process, session, signals, writers
 from towers.sessions import membership
 
 _CLOSE_SECS = 60.0  # for a checkpoint still being written when the training fails
@@ -67,6 +67,8 @@ def train(
         logging.info('No model_dir was given; this run is in %s.', model_dir)
     config = connecting.fixed(dataclasses.replace(config, model_dir=os.path.abspath(model_dir)))
     supervisor.check(config)
+    if config.steps_per_run > 1:
+        looping.require(hooks)
     evaluators = supervisor.of(config, eval_dataset)  # what is wrong with them is told before anything begins
     beside = [each.config for each in evaluators] if config.evaluate or config.evaluator else []
     if optimizer is not None:
@@ -196,12 +198,8 @@ def opened(
         starter = starting.Starter(made, claim, config)
     with contextlib.ExitStack() as closing:
         closing.callback(keeper.close, _CLOSE_SECS)
-        watching = watchdog.Watchdog(
-            made.site.watched(config),
-            folder=model_dir,
-            late=lambda done: marks.Reader(master.raw_session(), step.marks).late(done),
-            close=lambda: master.raw_session().close(),
-        )
+        runs = run_hooks.several(step, config)
+        watching = run_hooks.watching(made, config, runs, lambda: master.raw_session())
         # Whatever ends the run but a signal ends it for good. Saving comes last: what it saves has passed every hook.
         saving = checkpointing.CheckpointHook(keeper, step.step, config=config, final=lambda: master.stopped_by != 'signal')
         reports = writers.Reports(model_dir)
@@ -209,22 +207,15 @@ def opened(
         reports.counts.update(made.counts, **({'rollbacks': 0} if config.nan_policy == 'rollback' else {}))
         inside = around.hooks(made, watching, claim.check, lambda: master.stopped_by != 'signal')
         reporting = [*run_hooks.reporting(made, config, reports, closing, around), saving, *inside]
-        timed = run_hooks.timed(reporting, around.seen)
-
-        def rollback(raw: tf.Session) -> int:
-            keeper.wait(_CLOSE_SECS)
-            number = starter.go_back(raw)
-            reports.start(number)
-            reports.counts['rollbacks'] += 1
-            for hook in timed:
-                hook.went_back(number)
-            return number
-
-        stopping = [*run_hooks.not_finite(made, config, rollback), *run_hooks.stopping(made, config, around.stop or threading.Event())]
+        run_hooks.timed(reporting, around.seen)
+        back = run_hooks.going_back(functools.partial(keeper.wait, _CLOSE_SECS), starter, reports, reporting, runs)
+        ending = run_hooks.stopping(made, config, around.stop or threading.Event(), runs)
         told = watch.StepHook(watching, step.step), watch.SavingHook(watching)
-        every_hook = (guard.GuardHook(claim.check), told[0], *stopping, *hooks, told[1], *reporting)
+        stopping = [*run_hooks.not_finite(made, config, back), *ending]
+        first = [guard.GuardHook(claim.check), *filter(None, [runs]), told[0]]
+        every_hook = (*first, *stopping, *hooks, told[1], *reporting)
         master = session.MasterSession(made.graph, every_hook, connect=made.site.session, initialize=starter.start, ended=step.input.ended)
-        with run_hooks.rescuing(around.stop, watching, master, keeper, step), watching, master:
+        with run_hooks.rescuing(around.stop, watching, master, keeper, (step, runs)), watching, master:
             try:
                 yield master
             finally:
@@ -251,7 +242,7 @@ def _loop(
             if reached.step == reached.first_step:
                 started, first_examples = clock(), reached.examples
             reached.step = made.step
-        reached.examples = stepper.examples()
+        reached.step, reached.examples = stepper.reached()
     finally:
         seconds = clock() - started
         reached.examples_per_sec = (reached.examples - first_examples) / seconds if seconds else 0.0

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+MISSED = object()  # stands for what could not be fetched; the hook that asked for it isn't called after the run
 _BLANK = tf.train.SessionRunHook
 
 
@@ -60,6 +61,8 @@ class Caller:
         values = tf.train.SessionRunValues
         try:
             for hook, place in listeners:
+                if place >= 0 and results[place] is MISSED:
+                    continue
                 hook.after_run(context, values(None if place < 0 else results[place], *about))
                 if context.stop_requested:
                     self._stopped(hook)

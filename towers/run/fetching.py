@@ -2,7 +2,7 @@
 
 import collections
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -20,7 +20,7 @@ class Fetcher:
     def __init__(self, session: tf.Session) -> None:
         """Prepares callables of `session`, each when it is needed for the first time."""
         self._session = session
-        self._plans: dict[Any, _Plan] = {}
+        self._plans: dict[Any, Plan] = {}
         self._leaf_types: set[type] = set()  # so that the hot path tells a tensor from a structure by one look-up
         self._constant: set[int] = set()  # ids of tensors and of tuples of them, which can't change and are kept by a plan
 
@@ -40,22 +40,26 @@ class Fetcher:
         flat = plan.step(options=options, run_metadata=metadata)
         return [build(flat) for build in plan.builders]
 
+    def fed(self, asked: Sequence[Any], feeds: Mapping[Any, Any], *about: Any) -> list[Any]:
+        """`fetch` with values in place of some tensors; `about`: RunOptions and RunMetadata or None."""
+        return self._session.run(asked, feeds, *about)
+
     def steady(self, asked: Sequence[Any]) -> Callable[[], list[Any]] | None:
         """`fetch` of these structures as a function; None where their contents may change."""
         plan = self._plan(asked)
         return plan.run if all(id(part) in self._constant for part in asked) else None
 
-    def _plan(self, asked: Sequence[Any]) -> '_Plan':
+    def _plan(self, asked: Sequence[Any]) -> 'Plan':
         return self._plans.get(self._key(asked)) or self._make(asked)
 
     def _key(self, asked: Sequence[Any]) -> tuple[Any, ...]:
         return tuple([id(part) if id(part) in self._constant else self._signature(part) for part in asked])
 
-    def _make(self, asked: Sequence[Any]) -> '_Plan':
+    def _make(self, asked: Sequence[Any]) -> 'Plan':
         if len(self._plans) >= _MOST_PLANS:
             self._plans.clear()
             self._constant.clear()
-        plan = self._plans[self._key(asked)] = _Plan(self._session, asked)
+        plan = self._plans[self._key(asked)] = Plan(self._session, asked)
         self._leaf_types.update(type(leaf) for leaf in plan.leaves if not isinstance(leaf, str | dict | list | tuple))
         self._constant.update(id(part) for part in asked if self._is_constant(part))
         return self._plans.setdefault(self._key(asked), plan)  # the key of the next call, if it asks for the same objects
@@ -74,7 +78,7 @@ class Fetcher:
         return structure if kind is str else id(structure)
 
 
-class _Plan:
+class Plan:
     """A prepared callable for some fetch structures: every tensor is fetched once, whoever asks for it.
 
     TensorFlow's callable gets a flat list, since it spends longer on the form of nested results than this does.

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers.run import signals
@@ -26,6 +27,7 @@ class Rescue(contextlib.AbstractContextManager):
       waits: whether the step in flight has no batch yet.
       reached: the last finished step; 0 = there is nothing to save.
       save: saves that step while its argument holds; whether it did.
+      begin: called once when `stop` is set.
     """
 
     def __init__(
@@ -35,8 +37,9 @@ class Rescue(contextlib.AbstractContextManager):
         waits: Callable[[], bool],
         reached: Callable[[], int],
         save: Callable[[Callable[[], bool]], bool],
+        begin: Callable[[], object] = lambda: None,
     ) -> None:
-        self._stop, self._waits, self._reached, self._save = stop, waits, reached, save
+        self._stop, self._waits, self._reached, self._save, self._begin = stop, waits, reached, save, begin
         self._over = threading.Event()
 
     def __enter__(self) -> 'Rescue':
@@ -47,12 +50,21 @@ class Rescue(contextlib.AbstractContextManager):
         self._over.set()
 
     def _watch(self) -> None:
-        waited = 0.0
+        waited, has_begun = 0.0, False
         while not self._over.wait(_LOOK_SECS):
-            waited = waited + _LOOK_SECS if self._stop.is_set() and self._waits() else 0.0
+            if self._stop.is_set() and not has_begun:
+                has_begun = True
+                self._tell()
+            waited = waited + _LOOK_SECS if has_begun and self._waits() else 0.0
             if waited >= _PATIENCE_SECS:
                 waited = 0.0
                 self._end()
+
+    def _tell(self) -> None:
+        try:
+            self._begin()
+        except (tf.errors.OpError, RuntimeError) as error:  # the session is closed, or does not answer
+            logging.info('The call in flight ends by itself (%s).', error)
 
     def _end(self) -> None:
         step = self._reached()

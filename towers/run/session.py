@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import errors
-from towers.run import calling, exhausted, fetching, signals
+from towers.run import calling, exhausted, looping, signals
 
 _THREADS_GRACE_SECS = 120.0
 _CLOSE_SECS = 10.0
@@ -51,7 +51,7 @@ class MasterSession(contextlib.AbstractContextManager):
 
         Args:
           graph: the graph to run; hooks may still add to it in `begin`, nobody later.
-          hooks: called in this order.
+          hooks: called in this order; with a `looping.Runs` among them each call makes several steps.
           connect: makes the session of a graph; None = a plain one.
           initialize: sets the variables and iterators of `graph`; variables that hooks add are set before it.
           ended: bool scalar that asks the input whether its data is at an end; None = it has no end.
@@ -86,7 +86,7 @@ class MasterSession(contextlib.AbstractContextManager):
             undo.push(lambda *_: self._close(clean=False))
             added = self._begin()
             self._session = self._connect(self._graph)
-            self._fetcher = fetching.Fetcher(self._session)
+            self._fetcher = looping.fetcher(self._session, self._hooks)
             self._session.run(added)
             self._initialize(self._session)
             for hook in self._hooks:
@@ -178,7 +178,7 @@ class MasterSession(contextlib.AbstractContextManager):
         listeners = self._caller.listeners(requests)
         if feeds:
             given = about[1] if options else None
-            return _Ready(lambda: self._session.run(asked, feeds, options, given), listeners, about)
+            return _Ready(lambda: self._fetcher.fed(asked, feeds, options, given), listeners, about)
         if options:
             return _Ready(lambda: self._fetcher.fetch(asked, *about), listeners, about)
         steady = self._fetcher.steady(asked)
