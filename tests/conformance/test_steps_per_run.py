@@ -155,7 +155,8 @@ def test_the_end_of_the_data_inside_of_a_call_is_the_end(examples, steps, pipeli
     """The number of examples is not known beforehand, so that only the input can tell."""
 
     def data():
-        return tf.data.Dataset.range(100).take(examples).filter(lambda x: x >= 0).map(lambda x: tf.cast(x + 1, tf.float32))
+        unknown = tf.data.Dataset.range(100).take(examples).filter(lambda x: x >= 0)
+        return unknown.map(lambda x: tf.cast(x + 1, tf.float32))
 
     (ended, expected), (also, found) = (
         trained(tmp_path / str(k), data, k, input_pipeline=pipeline, save_steps=50, log_steps=50, summary_steps=6) for k in (1, 5)

@@ -76,6 +76,7 @@ def seen(made: program.Program, config: config_lib.Config, hooks: Sequence[tf.tr
       config: what may end the training.
       hooks: the user's, which may end it too, and are told of every step.
     """
-    is_known = not (hooks or config.train_secs or config.early_stop or config.steps_per_run > 1)
+    may_end = config.train_epochs is not None and made.step.input.epoch_examples is None  # before the last step that is known
+    is_known = not (hooks or may_end or config.train_secs or config.early_stop or config.steps_per_run > 1)
     is_cheap = made.proto.graph_options.rewrite_options.disable_meta_optimizer and not made.site.target
     return looks.Looks(made.total_steps if is_known and is_cheap else None)
