@@ -169,6 +169,7 @@ def test_an_evaluation_that_fails_does_not_fail_the_training(tmp_path, dataset, 
     result = train(tmp_path, dataset)
     assert (result.step, result.evaluation, result.stopped_by) == (6, {}, 'steps')
     assert caplog.text.count('failed and the training goes on') == 3 and message in caplog.text
+    assert 'Without a result of the last checkpoint: test. Run scripts/evaluate.py' in caplog.text
     assert not os.path.exists(tmp_path / 'eval' / 'test' / 'results.jsonl')
 
 

@@ -47,7 +47,7 @@ def other(pid=1, **fields):
 )
 def test_shares_of_a_gpu_and_of_the_memory_stay_within_the_whole(monkeypatch, held, asked, fits):
     monkeypatch.setattr(memory, 'used_mb', lambda pid: 0)
-    others = [other(**fields) for fields in held]
+    others = [other(pid=place, **fields) for place, fields in enumerate(held, start=1)]
     session = entry(**asked)
     if fits:
         assert admission.admit(session, others, MACHINE) is session
@@ -60,12 +60,19 @@ def test_shares_of_a_gpu_and_of_the_memory_stay_within_the_whole(monkeypatch, he
     ('held', 'divide', 'share'), [([], 1, 1.0), ([], 3, 0.33), ([0.7], 1, 0.3), ([0.25, 0.25], 2, 0.25), ([0.999], 1, None)]
 )
 def test_a_plan_divides_what_is_left(held, divide, share):
-    others = [other(share=each) for each in held]
+    others = [other(pid=place, share=each) for place, each in enumerate(held, start=1)]
     if share is None:
         with pytest.raises(admission.Refused):
             admission.admit(entry(), others, MACHINE, divide=divide)
     else:
         assert admission.admit(entry(), others, MACHINE, divide=divide).share == share
+
+
+def test_a_process_has_one_share_of_a_gpu_however_many_sessions():
+    others = [other(share=0.4), other(share=0.3), other(share=0.4, gpus=(1,))]
+    assert admission.admit(entry(share=0.6), others, MACHINE).share == 0.6
+    with pytest.raises(admission.Refused, match='of which 0.40 is held'):
+        admission.admit(entry(share=0.61), others, MACHINE)
 
 
 def test_the_refusal_says_who_holds_what_and_what_would_fit():

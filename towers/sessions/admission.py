@@ -97,9 +97,16 @@ def share(entry: ledger.Entry) -> str:
 
 
 def _held(wanted: Sequence[tuple[bool, int]], others: Sequence[ledger.Entry]) -> dict[tuple[bool, int], list[float]]:
-    return {
-        device: [entry.share for entry in others if entry.share is not None and device in entry.devices()] for device in wanted
-    }  # fmt: skip
+    """The shares of each device that are held; a process has one, however many sessions it has."""
+    found = {}
+    for device in wanted:
+        shares: dict[object, float] = {}
+        for entry in others:
+            if entry.share is not None and device in entry.devices():
+                process = entry.token if entry.is_coming else (entry.machine, entry.pid)
+                shares[process] = max(entry.share, shares.get(process, 0.0))
+        found[device] = list(shares.values())
+    return found
 
 
 def _ways(asked: ledger.Entry, free: Mapping[tuple[bool, int], float], others: Sequence[ledger.Entry], machine: Machine) -> list[str]:
