@@ -37,8 +37,7 @@ class Rehearsal:
     """
 
     def __init__(self, values: flags.FlagValues, training: Sequence[str]) -> None:
-        ports = _ports(1 + values.machines + values.ps, values.base_port)
-        hosts = [f'{_HOST}:{port}' for port in ports]
+        hosts = addresses(1 + values.machines + values.ps, values.base_port)
         master, workers, ps = hosts[0], hosts[1 : 1 + values.machines], hosts[1 + values.machines :]
         common = [f'--worker_hosts={",".join(workers)}', f'--master_host={master}', *([f'--ps_hosts={",".join(ps)}'] if ps else [])]
         common.append('--device=cpu')  # real GPUs can't be had by several processes at once
@@ -117,15 +116,15 @@ class Rehearsal:
                     child.wait()
 
 
-def _ports(count: int, base: int | None) -> list[int]:
-    """Ports for so many tasks: from `base` on, or free ones."""
+def addresses(count: int, base: int | None = None) -> list[str]:
+    """host:port for so many tasks on this machine: from port `base` on, or free ones."""
     if base is not None:
-        return [base + index for index in range(count)]
+        return [f'{_HOST}:{base + index}' for index in range(count)]
     with contextlib.ExitStack() as held:
         probes = [held.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
             probe.bind((_HOST, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+        return [f'{_HOST}:{probe.getsockname()[1]}' for probe in probes]
 
 
 def _pass_on(child: subprocess.Popen[bytes], number: int, frame: FrameType | None) -> None:

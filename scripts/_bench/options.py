@@ -11,7 +11,7 @@ from scripts import _flags
 from scripts._bench import known, sides, workloads
 from towers import config as config_lib
 
-_PARTS = ('overhead', 'sides', 'evaluator')
+_PARTS = ('overhead', 'sides', 'evaluator', 'machines')
 _DEFAULT_PARTS = _PARTS[:2]
 _TITLE = 'Benchmark: what is measured, and how much.'
 
@@ -36,13 +36,16 @@ def define() -> flags.FlagValues:
     option, words = _flags.Option, tuple[str, ...]
     _flags.add(
         values, _TITLE,
-        option('measure', _DEFAULT_PARTS, 'overhead: of the product; sides: what else one would use; evaluator: beside one', kind=words),
+        option(
+            'measure', _DEFAULT_PARTS,
+            'overhead: of the product; sides: what else one would use; evaluator: beside one; machines: over two processes', kind=words,
+        ),
         option('workloads', tuple(workloads.WORKLOADS), 'w1: perceptron, w2: ResNet-20, w3: ResNet-50, w4: embedding', kind=words),
         option('towers', (), 'numbers of towers, such as 1,2,4,8; --num_gpus if not given', kind=words),
         option('sources', ('constants',), 'constants: data in the graph; pipeline: one tf.data pipeline for all', kind=words),
         option('sides', tuple(known.SIDES), 'what is measured; the first is what the others are compared with', kind=words),
         option('rounds', 12, 'slices of each side', kind=int),
-        option('slice_steps', 100, 'steps in a slice of --measure=overhead and --input', kind=int),
+        option('slice_steps', 100, 'steps in a slice of --measure=overhead, machines and --input', kind=int),
         option('out', None, 'file of JSON lines to which the sides are appended'),
         option('compare', None, 'such a file of an earlier run; says which ratios moved by more than their spread'),
         option('profile', False, "where a step's time goes: towers, transfers, reduce, apply, input, host", kind=bool),

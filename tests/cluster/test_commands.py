@@ -51,6 +51,15 @@ def left(folder):
     return [line for line in found if BEHIND.search(line) and str(folder) in line]
 
 
+def test_two_processes_are_measured_against_one(tmp_path):
+    flags = ['--measure=machines', '--model=mlp', '--eval_dataset=none', '--num_gpus=1', '--rounds=3', '--slice_steps=4']
+    child = command(ROOT / 'scripts' / 'benchmark.py', *flags, folder=tmp_path)
+    assert child.wait(LIMIT_SECS) == 0, said(tmp_path)
+    rates = [float(rate) for rate in re.findall(r'^(?:two|one) process(?:es)?, steps/s \(median\) +([\d.]+)', said(tmp_path), re.MULTILINE)]
+    assert len(rates) == 2 and min(rates) > 0
+    assert re.search(r'^two processes / one process .* ([\d.]+) \(', said(tmp_path), re.MULTILINE)
+
+
 def test_a_rehearsal_runs_through_and_leaves_nothing(tmp_path):
     flags = ['--machines=2', '--num_gpus=2', '--ps=1', '--', *SMALL, '--train_steps=30', f'--model_dir={tmp_path}/run']
     child = command(REHEARSE, *flags, folder=tmp_path)
