@@ -160,7 +160,7 @@ def _global(
     for host, first in reversed(hosts.items()):
         with tf.device(host):
             iterator = tf.data.make_initializable_iterator(prefetched(on(first), prefetch))
-            place, features = iterator.get_next()
+            place, features = iterator.get_next() if len(hosts) > 1 else _next(iterator)
             own, examples = splitting.split(features, towers, host)
         iterators.append(iterator)
         places.append(place)
@@ -176,6 +176,20 @@ def _global(
         restore_position=restore,
         fingerprint='',
     ), _of_all(places)
+
+
+def _next(iterator: tf.data.Iterator) -> Any:
+    """The next element, waited for by the thread that runs the step: `get_next` hands it to another one and back, some 20 us.
+
+    What makes the data has threads of its own, so it can't want for this one.
+    """
+    parts = _nest.flatten(iterator.element_spec)
+    if not all(isinstance(part, tf.TensorSpec) for part in parts):
+        return iterator.get_next()
+    tensors = tf.raw_ops.IteratorGetNextSync(
+        iterator=iterator.initializer.inputs[1], output_types=[part.dtype for part in parts], output_shapes=[part.shape for part in parts]
+    )
+    return _nest.pack_sequence_as(iterator.element_spec, tensors)
 
 
 def _of_all(places: Sequence[Any]) -> tf.Tensor:

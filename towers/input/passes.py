@@ -28,6 +28,8 @@ _HOLD_NOTHING = frozenset(
     for name in ('Map', 'ParallelMap', 'Filter', 'FlatMap', 'Interleave', 'Prefetch', 'Take', 'Skip', 'Zip', 'Options', 'Cache')
     for version in ('', 'V2')
 )
+_OWN_THREADS = tf.data.Options()
+_OWN_THREADS.threading.private_threadpool_size = 0  # as many as there are cores; those of the session are the towers'
 _ENDS_EARLY = 'preserve_cardinality'  # False: an OutOfRangeError of the map's function ends the data
 
 
@@ -37,7 +39,7 @@ class Passes:
 
     Attributes:
       dataset: the user's, whose tensors and functions the passes use.
-      options: its own, which hold for the passes as a whole.
+      options: its own, which hold for the passes as a whole; without a number of threads, as many of their own as there are cores.
       variant: name of the tensor that stands for it, in `definition` or in `given`.
       definition: the operations that make it, with the names of `given` for what comes from outside.
       given: name -> the tensor outside.
@@ -175,6 +177,8 @@ def _apart(dataset: tf.data.Dataset, outside: Collection[str]) -> Passes:
     with warnings.catch_warnings():  # it says that options hidden in a graph don't show, such as those of a loaded dataset
         warnings.simplefilter('ignore')
         options = dataset.options()
+    if options.threading.private_threadpool_size is None:
+        options = _OWN_THREADS.merge(options)
     return Passes(dataset, options, copies.read(variant, nodes, given), definition, given, tuple(seeds))
 
 
