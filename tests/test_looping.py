@@ -121,7 +121,26 @@ def reference(x, *, training):
     return towers.ModelOutput(tf.reduce_mean(x) * harness.variable('w', 1.0) + 0.0 * tf.identity(count))
 
 
-@pytest.mark.parametrize(('model', 'why'), [(placeholder, 'is a placeholder'), (reference, 'is or has a reference variable')])
+def looping(x, *, training):
+    w = harness.variable('w', 1.0)
+    _, y = tf.while_loop(lambda at, y: at < 3, lambda at, y: (at + 1, y * w), (0, x))
+    return towers.ModelOutput(tf.reduce_mean(y))
+
+
+def calling(x, *, training):
+    w = harness.variable('w', 1.0)
+    called = tf.function(lambda x: tf.while_loop(lambda at, y: at < 3, lambda at, y: (at + 1, y * 2.0), (0, x))[1], autograph=False)
+    return towers.ModelOutput(tf.reduce_mean(called(x) * w))
+
+
+@pytest.mark.parametrize(
+    ('model', 'why'),
+    [
+        (placeholder, 'is a placeholder'),
+        (reference, 'is or has a reference variable'),
+        *[(made, "is a loop of the model's own") for made in (looping, calling)],
+    ],
+)
 def test_a_model_that_can_not_be_repeated_is_refused_in_a_line(model, why, tmp_path):
     with pytest.raises(ValueError, match=rf'^--steps_per_run makes steps inside the graph, and .*test_looping.py:\d+\) {why}') as caught:
         trained(tmp_path, model=model)

@@ -6,7 +6,7 @@ marks and writes are those of the step. No operation of an iteration begins befo
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -17,6 +17,7 @@ _SCOPE = 'loop/'  # entered again
 COPIES = 'loop/frame/'  # what the names of copies begin with
 _CONTROL_FLOW = frozenset(('Enter', 'Exit', 'LoopCond', 'Merge', 'NextIteration', 'Switch'))
 _PLACEHOLDERS = frozenset(('Placeholder', 'PlaceholderV2'))
+_LOOPS = frozenset(('While', 'StatelessWhile'))
 _FRAME = 'steps'
 _STEP, _GOES_ON, _INSIDE = 'loop.step', 'loop.goes_on', 'loop.inside'
 _DONE, _NEXT, _END = 'loop.done', 'loop.next', 'loop.end'
@@ -61,6 +62,7 @@ def make(step: structs.TrainStep, operations: Sequence[tf.Operation]) -> Loop:
     told = {tensor.name: tensor for tensor in (step.step, *step.report.values(), *_sums(step))}
     needed = upstream.of([*operations, *[tensor.op for tensor in told.values()]])
     copied = _changing(needed)
+    _require(copied.values(), step.summary_prefixes)
     home = step.global_step.device
     with tf.name_scope(_SCOPE), tf.device(home):
         count, stopped, most = _local('made', tf.int64), _local('stopped', tf.bool), _local('most', tf.int64)
@@ -188,15 +190,10 @@ def _end(frame: _Frame, home: str, step: str, writes: Sequence[str], limit: tf.T
 
 
 def _changing(needed: Mapping[str, tf.Operation]) -> dict[str, tf.Operation]:
-    """The operations whose result may be another one at each step, in the order of the graph.
-
-    Raises:
-      ValueError: one of them can't be repeated.
-    """
+    """The operations whose result may be another one at each step, in the order of the graph."""
     changing: dict[str, tf.Operation] = {}
     for operation in tf.get_default_graph().get_operations():
         if operation.name in needed and not _is_handle(operation) and not _is_constant(operation, changing):
-            _require(operation)
             changing[operation.name] = operation
     return changing
 
@@ -213,17 +210,30 @@ def _is_constant(operation: tf.Operation, changing: Mapping[str, tf.Operation]) 
     return all(tensor.op.name not in changing and tensor.dtype != tf.resource for tensor in operation.inputs)
 
 
-def _require(operation: tf.Operation) -> None:
-    why = ''
-    if operation.type in _PLACEHOLDERS:
-        why = 'is a placeholder, which nothing feeds inside of a loop'
-    elif any(tensor.dtype.name.endswith('_ref') for tensor in (*operation.inputs, *operation.outputs)):
-        why = 'is or has a reference variable, which a loop can not share (use_resource=True makes another kind)'
-    if why:
-        raise ValueError(
-            f'--steps_per_run makes steps inside the graph, and {operation.name} ({operation.type}, made at '
-            f'{errors.source_line(operation) or "an unknown line"}) {why}; change it, or leave --steps_per_run out.'
-        )
+def _require(operations: Iterable[tf.Operation], scopes: tuple[str, ...]) -> None:
+    """Raises ValueError where an operation can't be repeated in a loop; `scopes`: what names begin with that a model gave."""
+    library = {function.signature.name: function for function in tf.get_default_graph().as_graph_def().library.function}
+    for operation in operations:
+        why = ''
+        if operation.type in _PLACEHOLDERS:
+            why = 'is a placeholder, which nothing feeds inside of a loop'
+        elif any(tensor.dtype.name.endswith('_ref') for tensor in (*operation.inputs, *operation.outputs)):
+            why = 'is or has a reference variable, which a loop can not share (use_resource=True makes another kind)'
+        elif operation.type in _CONTROL_FLOW and operation.name.startswith(scopes) or _has_loop(operation.node_def, library, set()):
+            why = "is a loop of the model's own, or control flow of the old kind, which does not work inside of another loop"
+        if why:
+            raise ValueError(
+                f'--steps_per_run makes steps inside the graph, and {operation.name} ({operation.type}, made at '
+                f'{errors.source_line(operation) or "an unknown line"}) {why}; change it, or leave --steps_per_run out.'
+            )
+
+
+def _has_loop(node: Any, library: Mapping[str, Any], seen: set[str]) -> bool:
+    """Whether a node is a loop, or one is in a function that it calls."""
+    names = [function.name for value in node.attr.values() for function in (value.func, *value.list.func)]
+    new = [name for name in names if name in library and name not in seen]
+    seen.update(new)
+    return node.op in _LOOPS or any(_has_loop(inner, library, seen) for name in new for inner in library[name].node_def)
 
 
 def _sums(step: structs.TrainStep) -> list[tf.Tensor]:
