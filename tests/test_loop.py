@@ -55,7 +55,7 @@ def test_copies_stand_where_the_step_does_and_wait_for_the_loop(strategy):
     for name in step:
         assert copies[name].inputs or copies[name].control_inputs, name  # or it would run outside of the loop
     kinds = collections.Counter(op.type for op in step.values())
-    assert not kinds['VarHandleOp'] and not kinds['IteratorV2'] and kinds['IteratorGetNext'] == 1
+    assert not kinds['VarHandleOp'] and not kinds['IteratorV2'] and kinds['IteratorGetNext'] + kinds['IteratorGetNextSync'] == 1
 
 
 def test_each_further_tower_adds_the_same_number_of_operations():
