@@ -49,9 +49,9 @@ def by_scope(ops):
 
 
 def to_host(ops):
-    """The tensors that the parameter device takes from others, each once, but for the loss."""
+    """The tensors that the parameter device takes from others, each once."""
     host = [op for op in ops if op.device.upper().endswith('CPU:0')]
-    return {tensor.name for op in host for tensor in op.inputs if tensor.op.device not in ('', op.device) and tensor.dtype != tf.resource}
+    return {tensor for op in host for tensor in op.inputs if tensor.op.device not in ('', op.device) and tensor.dtype != tf.resource}
 
 
 @pytest.mark.parametrize('strategy', harness.STRATEGIES)
@@ -85,8 +85,19 @@ def test_a_dense_variable_is_read_once_and_brought_once_to_each_tower_and_its_gr
     for variable in ('w1', 'b1', 'w2'):
         [read] = [op for op in ops if op.type == 'ReadVariableOp' and op.inputs[0].op.name == variable]
         assert sorted(op.name.split('/')[0] for op in read.outputs[0].consumers() if op in ops) == [f'tower_{index}' for index in range(4)]
-    for index in range(4):
-        assert len([tensor for tensor in to_host(ops) if tensor.startswith(f'tower_{index}/')]) == 3
+    assert collections.Counter(tensor.device for tensor in to_host(ops)) == {f'/device:CPU:{index}': 1 for index in range(1, 5)}
+
+
+@pytest.mark.parametrize('n', [2, 4])
+def test_large_gradients_come_back_by_themselves_and_small_ones_with_the_loss_as_one(n):
+    def model(batch, *, training):
+        hidden = tf.matmul(batch, tf.get_variable('large', [3, 2000])) + tf.get_variable('bias', [2000])
+        return loss_of(tf.reduce_sum(tf.matmul(hidden, tf.get_variable('thin', [2000, 1])), 1))
+
+    settings = harness.config(n=n, global_batch_size=24)
+    ops = operations(program.make(model, lambda: tf.data.Dataset.from_tensor_slices(EXAMPLES).repeat(), settings).step)
+    found = collections.Counter((tensor.device, tuple(tensor.shape)) for tensor in to_host(ops))
+    assert found == {(f'/device:CPU:{index + 1}', shape): 1 for index in range(n) for shape in ((3, 2000), (4001,))}
 
 
 def test_a_table_is_never_read_whole_and_only_its_rows_cross():

@@ -34,18 +34,20 @@ def total(
     devices = [variable.device if beside else device for variable in variables]
     with tf.device(device), tf.name_scope('sum'):
         columns = [[output.gradients[index] for output in outputs] for index in range(len(variables))]
+        losses = [_weighted_loss(output) for output in outputs]
+        near = {} if machines else _near([*columns, losses], [*devices, device], outputs)
         if machines:
             columns = _over_machines(columns, variables, devices, machines)
         gradients = []
-        for column, variable, place in zip(columns, variables, devices, strict=True):
+        for index, (column, variable, place) in enumerate(zip(columns, variables, devices, strict=True)):
             with tf.name_scope(variable.op.name), tf.device(place):
-                gradients.append(add(column, variable))
+                gradients.append(near[index] if index in near else add(column, variable))
         examples = _total([output.examples for output in outputs], machines)
         return structs.Sum(
             gradients=tuple(gradients),
             variables=variables,
             weight=tf.constant(1.0) if normalised(outputs) else _total([output.weight for output in outputs], machines),
-            loss=_total([_weighted_loss(output) for output in outputs], machines),
+            loss=near[len(variables)] if len(variables) in near else _total(losses, machines),
             state=_state(outputs, examples, statistics, machines),
             examples=examples,
             metrics=add_metrics([output.metrics for output in outputs], machines),
@@ -63,6 +65,25 @@ def _machines(outputs: Sequence[structs.TowerOutput]) -> Machines:
     for place, output in enumerate(outputs):
         places.setdefault(output.tower.host, []).append(place)
     return places if len(places) > 1 else {}
+
+
+def _near(columns: Sequence[Sequence[Any]], devices: Sequence[str], outputs: Sequence[structs.TowerOutput]) -> dict[int, tf.Tensor]:
+    """Of the columns, one tensor from each tower, the sums of small ones by their places, which come from a tower as one tensor.
+
+    That is for CPU devices: between them a copy of a few kilobytes costs less than a transfer.
+    """
+    hosts = [output.tower.devices[0] for output in outputs]
+    if len(outputs) < 2 or any(tf.DeviceSpec.from_string(host).device_type != 'CPU' for host in hosts):
+        return {}
+    groups: dict[tuple[str, tf.DType], list[int]] = {}
+    for index, (column, device) in enumerate(zip(columns, devices, strict=True)):
+        if all(packing.is_small(part, near=True) for part in column):
+            groups.setdefault((tf.DeviceSpec.from_string(device).to_string(), column[0].dtype), []).append(index)
+    found: dict[int, tf.Tensor] = {}
+    for (device, _), places in groups.items():
+        if len(places) > 1:
+            found.update(zip(places, packing.added([columns[at] for at in places], hosts=hosts, device=device), strict=True))
+    return found
 
 
 def _over_machines(
