@@ -62,7 +62,7 @@ def joined(config: Given, role: Role) -> Iterator[tuple[Given, membership.Member
     with membership.Membership(_entry(config, placement, role), machine, divide=divide) as member:
         if divide and member.entry.share is not None:
             text = '--memory_plan=auto: this session takes %.2f of each of its GPUs, as --gpu_memory_fraction would say%s.'
-            logging.info(text, member.entry.share, f'; so do {planned} evaluators' if planned else '')
+            logging.info(text, member.entry.share, '; so does each evaluator on GPUs that names no share' if planned else '')
         yield _given(config, member.entry), member
 
 
