@@ -76,7 +76,9 @@ def reported(folder, but):
     """The rows of a training, but for what is another each time."""
     with open(os.path.join(folder, 'metrics.jsonl')) as file:
         found = [json.loads(line) for line in file]
-    return [{name: value for name, value in row.items() if name not in ('examples_per_sec', 'step_ms', *but)} for row in found]
+    return [
+        {name: value for name, value in row.items() if name not in ('examples_per_sec', 'step_ms', 'input_wait', *but)} for row in found
+    ]
 
 
 def scores(row):

@@ -102,7 +102,7 @@ def run(folder, settings, data, hooks=()):
     result = towers.train(model, harness.rows(data), settings, hooks=hooks)
     rows = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
     for row in rows:
-        del row['examples_per_sec'], row['step_ms']
+        del row['examples_per_sec'], row['step_ms'], row['input_wait']
     found = manifest.all(str(folder))
     reader = tf.train.load_checkpoint(found[-1].prefix)
     values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if not name.startswith('input_')}

@@ -239,8 +239,7 @@ class Update:
     Attributes:
       device: device string for the update's own operations.
       scope: makes the context in which the optimizer makes its slots.
-      gradients: aligned with `variables`.
-      variables: one copy of the trainable variables.
+      gradients, variables: aligned; one copy of the trainable variables.
       state: writes to apply with it; only one of several Updates carries them.
     """
 
@@ -262,11 +261,11 @@ class TrainStep:
       scalars: name -> scalar tensor, computed only when summaries are due: gradient_norm, weight_norm, towers/0/loss, ...
       metrics: name -> Metric, totals of this step's global batch.
       summaries, summary_prefixes: serialised Summary tensors of the model and the histograms; scope prefixes to strip from their tags.
-      global_step: the int64 step variable.
-      saved: the variables of a checkpoint by name.
+      global_step, saved: the int64 step variable, and the variables of a checkpoint by name.
       sync: operation that sets every copy from the canonical variables, run after initialising and restoring.
       input: the input that feeds the step.
       marks: of the input and of each tower; fetch their `advance` with `ops`.
+      waited: fp64 [2], seconds that this step waited for its batch, and that it took; fetched with it. None = not measured.
     """
 
     ops: tuple[tf.Operation, ...]
@@ -281,6 +280,7 @@ class TrainStep:
     sync: tf.Operation
     input: Input
     marks: tuple[Mark, ...] = ()
+    waited: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)

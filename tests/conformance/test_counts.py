@@ -107,6 +107,12 @@ def test_a_table_is_never_read_whole_and_only_its_rows_cross():
     assert len([op for op in ops if op.type == 'ResourceGather' and op.inputs[0].op.name == 'table']) == 4
 
 
+def test_nothing_measures_a_step_that_nobody_looks_at():
+    step = made('dense', 4).step
+    assert {op.type for op in writes.ancestors([step.waited.op])} >= {'Timestamp'}
+    assert 'Timestamp' not in {op.type for op in operations(step)}
+
+
 @pytest.mark.parametrize('n', [1, 4])
 def test_a_training_prepares_two_fetch_sets(n, tmp_path):
     settings = harness.config(

@@ -53,13 +53,13 @@ def make(step: structs.TrainStep, operations: Sequence[tf.Operation]) -> Loop:
     """Adds a loop to the graph of a step.
 
     Args:
-      step: what to repeat; its report and the sums of its metrics are what a loop tells of its last step.
+      step: what to repeat; its report, its wait and the sums of its metrics are what a loop tells of its last step.
       operations: those that make one whole step.
 
     Raises:
       ValueError: something in the step can't be repeated.
     """
-    told = {tensor.name: tensor for tensor in (step.step, *step.report.values(), *_sums(step))}
+    told = {tensor.name: tensor for tensor in (step.step, step.waited, *step.report.values(), *_sums(step)) if tensor is not None}
     needed = upstream.of([*operations, *[tensor.op for tensor in told.values()]])
     copied = _changing(needed)
     _require(copied.values(), step.summary_prefixes)

@@ -35,6 +35,29 @@ def make(source: structs.Input, parts: Sequence[tuple[structs.Tower, Sequence[st
     return tuple(made)
 
 
+def waited(source: structs.Input, towers: Sequence[structs.Tower], operation: tf.Operation) -> tf.Tensor:
+    """How long a step waited for its batch, and how long it took, measured in the graph where it is fetched with the step.
+
+    Args:
+      source: the input whose batches feed the step.
+      towers: those that they feed; of several machines the first is measured.
+      operation: makes the step.
+
+    Returns:
+      fp64 [2], seconds.
+    """
+    host = towers[0].host
+    own = [batch.features for batch, tower in zip(source.batches, towers, strict=True) if tower.host == host]
+    with tf.device(host), tf.name_scope('marks/'):
+        begun = tf.timestamp()
+        with tf.control_dependencies(tf.nest.flatten(own, expand_composites=True)):
+            came = tf.timestamp()
+        with tf.control_dependencies([operation, begun, came]):
+            done = tf.timestamp()
+        # A batch that is there at once may come before the time of the beginning is taken, and a clock may be set back.
+        return tf.maximum(tf.stack([came, done]) - begun, 0.0)
+
+
 def whole(step: structs.TrainStep) -> tuple[tf.Operation, ...]:
     """The operations that make one step, and those that count its parts."""
     return (*step.ops, *(mark.advance for mark in step.marks))

@@ -4,22 +4,24 @@ import collections
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import metrics, structs
 from towers.hooks import every
 
-_RATES = ('examples_per_sec', 'step_ms')
-_Mark = collections.namedtuple('_Mark', 'time step examples')
+_RATES, _WAIT = ('examples_per_sec', 'step_ms'), 'input_wait'
+_Mark = collections.namedtuple('_Mark', 'time step examples waited')
 
 
 class ScalarsHook(every.TimedHook):
     """Writes a step's report and metrics, the rate and the time of a step; at a clean end also those of the last step.
 
     A row holds step, loss, penalty, total_loss, learning_rate, examples (all that the run was trained on so far),
-    examples_per_sec, step_ms and the model's metrics by name. TensorBoard gets the same, with `examples` under the tag
-    examples_seen. The values are those of the row's own step; rate and time are means since the row before, without the
-    first step of this session, in which TensorFlow prepares itself.
+    examples_per_sec, step_ms, input_wait (which part of their time the steps waited for their batch, 0 to 1, where it is
+    measured) and the model's metrics by name. TensorBoard gets the same, with `examples` under the tag examples_seen. The values
+    are those of the row's own step; rate, time and wait are means since the row before, the wait of the steps that were looked at,
+    without the first step of this session, in which TensorFlow prepares itself.
     """
 
     def __init__(
@@ -42,13 +44,15 @@ class ScalarsHook(every.TimedHook):
           ValueError: a metric has the name of a value of the report.
         """
         report = train_step.report
-        taken = set(train_step.metrics).intersection([*report, *_RATES])
+        taken = set(train_step.metrics).intersection([*report, *_RATES, _WAIT])
         if taken:
             raise ValueError(f"A metric must have another name than the report's values, got {', '.join(sorted(taken))}; rename it.")
         self._report_names = tuple(report)
         self._metrics = train_step.metrics
         sums = [tensor for metric in train_step.metrics.values() for tensor in metric.sums]
-        self.steady_request = tf.train.SessionRunArgs((*report.values(), *sums))
+        self._measures = train_step.waited is not None
+        self.steady_request = tf.train.SessionRunArgs((*report.values(), *sums, *[train_step.waited] * self._measures))
+        self._waited = np.zeros(2)  # seconds for batches and in all, of all steps
         self._step_place = self._report_names.index('step')
         self.timer = when
         self._rows = rows
@@ -70,6 +74,8 @@ class ScalarsHook(every.TimedHook):
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         """Writes a row where it is due."""
         self._values = run_values.results
+        if self._measures:
+            self._waited = self._waited + self._values[-1]
         due = self.timer.due(int(self._values[self._step_place]))
         if due or self._mark is None:
             self._after_marked_step(due)
@@ -83,12 +89,12 @@ class ScalarsHook(every.TimedHook):
         report = self._report()
         if self._mark is None:
             made = self._steps  # of equal size but for one that ends a pass; this rate holds the time of the first anyhow
-            self._mark = _Mark(self._started, report['step'] - made, report['examples_seen'] - made * report['examples'])
+            self._mark = _Mark(self._started, report['step'] - made, report['examples_seen'] - made * report['examples'], np.zeros(2))
         if due:
             began = self.timer.clock()
             self._write(report)
             self.timer.took(self.timer.clock() - began)
-        self._mark = _Mark(self.timer.clock(), report['step'], report['examples_seen'])
+        self._mark = _Mark(self.timer.clock(), report['step'], report['examples_seen'], self._waited)
 
     def _report(self) -> dict[str, Any]:
         return {name: value.item() for name, value in zip(self._report_names, self._values, strict=False)}
@@ -105,9 +111,10 @@ class ScalarsHook(every.TimedHook):
         assert self._mark is not None
         secs = self.timer.clock() - self._mark.time
         steps, examples = report['step'] - self._mark.step, report['examples_seen'] - self._mark.examples
+        wait = {_WAIT: metrics.ratio(*(self._waited - self._mark.waited))} if self._measures else {}
         if secs <= 0 or steps <= 0:
-            return dict.fromkeys(_RATES, float('nan'))
-        return {'examples_per_sec': examples / secs, 'step_ms': 1000 * secs / steps}
+            return {**dict.fromkeys(_RATES, float('nan')), **wait}
+        return {'examples_per_sec': examples / secs, 'step_ms': 1000 * secs / steps, **wait}
 
     def _results(self) -> dict[str, Any]:
         """The metrics' values from the totals, which stand behind the report in the fetched values."""
