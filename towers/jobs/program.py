@@ -28,8 +28,7 @@ class Program:
       step: the training step.
       site: where it runs.
       total_steps: global_step at which the training ends, None where only the data or the clock ends it.
-      init: operation that initialises all variables, global and local, and lookup tables.
-      beside: the part of it that is not about the variables of a checkpoint.
+      init, beside: initialises all variables, global and local, and lookup tables; the part that is not about a checkpoint's variables.
       recorder: keeps the batch of a step that was not finite; None where none is looked for.
       counts: name -> number of what happened before the training and reports show, such as `bad_records` of the dataset.
       noted: what the tasks that hold the variables say of them; None on this machine alone.
@@ -220,7 +219,8 @@ def _step(
             gate = dataclasses.replace(gate, noted=standing.of(tf.global_variables(), given.count.variables, source))
 
     def apply(update: structs.Update, after: Sequence[tf.Tensor]) -> tf.Operation:
-        return optimizers.apply(given.optimizer(given.rate), update, learning_rate=given.rate, weight_decay=config.weight_decay, after=after)
+        optimizer, rate = given.optimizer(given.rate), given.rate
+        return optimizers.apply(optimizer, update, learning_rate=rate, weight_decay=config.weight_decay, after=after)
 
     averaged = averages.followed(apply, total.variables, config.ema_decay, given.count.step)
     operation, report, sync = train_step.make(gate, strategy.spread(total, outputs), given.count, apply=averaged, report=report)
