@@ -54,7 +54,7 @@ def offering(values: flags.FlagValues, config: config_lib.Config) -> config_lib.
 def serve(config: config_lib.Config, job: str, index: int) -> int:
     """Serves a task; returns the exit code. Where the master was lost the process begins anew, on the same port."""
     ended = signals.run_in_worker(functools.partial(serving.serve, config, job, index), grace_secs=config.grace_secs)
-    if ended is serving.Ended.LOST:
+    if ended in (serving.Ended.LOST, serving.Ended.BROKEN):
         _begin_anew()
     return _main.DONE if ended is serving.Ended.OVER else _main.STOPPED
 

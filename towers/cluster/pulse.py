@@ -32,6 +32,7 @@ class Pulse(contextlib.AbstractContextManager):
         self._ends = threading.Event()
         self._over = False
         self._answers: dict[spec.Task, bool] = {}
+        self._answered: dict[spec.Task, float] = {}  # when a task last did
         self._threads = [threading.Thread(target=self._beat, args=(task,), name=f'towers-pulse-{task}', daemon=True) for task in tasks]
 
     def __exit__(self, *error: Any) -> None:
@@ -63,15 +64,20 @@ class Pulse(contextlib.AbstractContextManager):
                 try:
                     writer.write(board.ORDERS, self._orders(number))
                     self._answers[task] = True
+                    self._answered[task] = time.monotonic()
                 except tf.errors.OpError:  # gone, frozen, or another one by now: a connection outlives no server
                     self._answers[task] = False
                     kept.close()
                     writer = kept.enter_context(board.Board(task, timeout_secs=_TRY_SECS))
                 self._ends.wait(max(0.05, BEAT_SECS - (time.monotonic() - started)))
-            for _ in range(_LAST_TRIES if self._over and self._answers.get(task) else 0):
-                with contextlib.suppress(tf.errors.OpError):
+            is_there = time.monotonic() - self._answered.get(task, float('-inf')) < SILENT_SECS  # it may be too busy for each beat
+            for _ in range(_LAST_TRIES if self._over and is_there else 0):
+                try:
                     writer.write(board.ORDERS, {**self._orders(number + 1), OVER: True})
                     break
+                except tf.errors.OpError:
+                    kept.close()
+                    writer = kept.enter_context(board.Board(task, timeout_secs=_TRY_SECS))
 
     def _orders(self, number: int) -> Mapping[str, Any]:
         return {MASTER: self._life, BEAT: number}

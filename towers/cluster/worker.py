@@ -1,5 +1,6 @@
 """What a worker or parameter task does: it serves, and looks after whether there is a master."""
 
+import contextlib
 import dataclasses
 import enum
 import threading
@@ -14,6 +15,7 @@ from towers.cluster import board, pulse, spec
 
 _LOOK_SECS = 1.0
 _READ_SECS = 5.0
+_BROKEN_SECS = 60.0  # without an answer of its own server a task takes it for broken
 _MOST_SECS = 2.0  # between two looks of a process that runs
 
 
@@ -22,6 +24,7 @@ class Ended(enum.Enum):
 
     OVER = 'the run is over'
     LOST = 'the master is gone'
+    BROKEN = 'its server does not answer'
     SIGNAL = 'a signal'
 
 
@@ -55,22 +58,47 @@ def watch(
       clock: seconds that never go back.
     """
     master = _Master()
-    with board.Board(task, target=target, timeout_secs=_READ_SECS) as own:
-        looked = clock()
+    with _Own(task, target) as own:
+        looked = answered = clock()
         while not stop.wait(_LOOK_SECS):
-            try:
-                orders = own.read(board.ORDERS)
-            except tf.errors.OpError as error:  # so busy that it does not answer itself
-                logging.warning('%s: its own server does not answer (%s).', task, error.message.splitlines()[0])
+            orders = own.orders()
+            now = clock()
+            if orders is None and now - answered > _BROKEN_SECS and not keeps:
+                return Ended.BROKEN
+            if orders is None:
                 continue
             if orders.get(pulse.OVER):
                 return Ended.OVER
-            now = clock()
             _note(task, master, orders, min(now - looked, _MOST_SECS))  # not the time in which it was stopped itself
-            looked = now
+            looked = answered = now
             if _is_lost(task, master) and not keeps:
                 return Ended.LOST
     return Ended.SIGNAL
+
+
+class _Own(contextlib.AbstractContextManager):
+    """The orders on a task's own server; a connection that fails is made anew."""
+
+    def __init__(self, task: spec.Task, target: str) -> None:
+        self._task, self._target = task, target
+        self._kept = contextlib.ExitStack()
+        self._connect()
+
+    def __exit__(self, *error: Any) -> None:
+        self._kept.close()
+
+    def orders(self) -> dict[str, Any] | None:
+        """The orders; None where the server does not answer."""
+        try:
+            return self._board.read(board.ORDERS)
+        except tf.errors.OpError as error:  # so busy that it does not answer itself, or the connection is broken
+            logging.warning('%s: its own server does not answer (%s).', self._task, error.message.splitlines()[0])
+        self._kept.close()
+        self._connect()
+        return None
+
+    def _connect(self) -> None:
+        self._board = self._kept.enter_context(board.Board(self._task, target=self._target, timeout_secs=_READ_SECS))
 
 
 def _note(task: spec.Task, master: _Master, orders: dict[str, Any], secs: float) -> None:
