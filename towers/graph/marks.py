@@ -35,7 +35,7 @@ def make(source: structs.Input, parts: Sequence[tuple[structs.Tower, Sequence[st
     return tuple(made)
 
 
-def waited(source: structs.Input, towers: Sequence[structs.Tower], operation: tf.Operation) -> tf.Tensor:
+def waited(source: structs.Input, towers: Sequence[structs.Tower], operation: tf.Operation) -> tf.Tensor | None:
     """How long a step waited for its batch, and how long it took, measured in the graph where it is fetched with the step.
 
     Args:
@@ -44,8 +44,10 @@ def waited(source: structs.Input, towers: Sequence[structs.Tower], operation: tf
       operation: makes the step.
 
     Returns:
-      fp64 [2], seconds.
+      fp64 [2], seconds; None where operations shall be deterministic, since none tells the time then.
     """
+    if not _tells_time():
+        return None
     host = towers[0].host
     own = [batch.features for batch, tower in zip(source.batches, towers, strict=True) if tower.host == host]
     with tf.device(host), tf.name_scope('marks/'):
@@ -56,6 +58,17 @@ def waited(source: structs.Input, towers: Sequence[structs.Tower], operation: tf
             done = tf.timestamp()
         # A batch that is there at once may come before the time of the beginning is taken, and a clock may be set back.
         return tf.maximum(tf.stack([came, done]) - begun, 0.0)
+
+
+def _tells_time() -> bool:
+    """Whether TensorFlow's operations tell the time; they don't where all shall be deterministic, which nothing public says."""
+    with tf.Graph().as_default(), tf.Session(config=tf.ConfigProto(device_count={'GPU': 0})) as session:
+        now = tf.timestamp()
+        try:
+            session.run(now)
+        except tf.errors.FailedPreconditionError:
+            return False
+    return True
 
 
 def whole(step: structs.TrainStep) -> tuple[tf.Operation, ...]:

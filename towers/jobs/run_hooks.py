@@ -120,7 +120,7 @@ def reporting(
     """What reports of the steps that are looked at; rates are those of the clock of `around`."""
     step, clock = made.step, around.clock
     shown = progress.ProgressHook(
-        {**step.report, 'waited': step.waited},
+        {**step.report, **({} if step.waited is None else {'waited': step.waited})},
         last_step=made.total_steps,
         secs=config.train_secs,
         when=every.often(config.log_steps, _LOG_STEPS, clock),
