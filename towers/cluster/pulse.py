@@ -14,8 +14,7 @@ from towers.cluster import board, spec
 BEAT_SECS = 1.0
 SILENT_SECS = 7.0  # without a beat a worker takes the master for gone
 _TRY_SECS = 3.0
-_LAST_SECS = 10.0
-_LAST_TRIES = 3
+_LAST_SECS = 60.0  # for a task to take the message that the run is over
 MASTER, BEAT, OVER = 'master', 'beat', 'over'
 
 
@@ -39,7 +38,7 @@ class Pulse(contextlib.AbstractContextManager):
         self._ends.set()
         for thread in self._threads:
             if thread.ident is not None:
-                thread.join(_LAST_SECS)
+                thread.join(_LAST_SECS + 2 * _TRY_SECS)
 
     def start(self) -> None:
         """Begins to beat."""
@@ -70,14 +69,17 @@ class Pulse(contextlib.AbstractContextManager):
                     kept.close()
                     writer = kept.enter_context(board.Board(task, timeout_secs=_TRY_SECS))
                 self._ends.wait(max(0.05, BEAT_SECS - (time.monotonic() - started)))
-            is_there = time.monotonic() - self._answered.get(task, float('-inf')) < SILENT_SECS  # it may be too busy for each beat
-            for _ in range(_LAST_TRIES if self._over and is_there else 0):
+            # One that answered lately may be too busy for each beat, or find its server broken and begin anew.
+            is_there = time.monotonic() - self._answered.get(task, float('-inf')) < SILENT_SECS
+            ends_at = time.monotonic() + _LAST_SECS
+            while self._over and is_there and time.monotonic() < ends_at:
                 try:
                     writer.write(board.ORDERS, {**self._orders(number + 1), OVER: True})
-                    break
+                    return
                 except tf.errors.OpError:
                     kept.close()
                     writer = kept.enter_context(board.Board(task, timeout_secs=_TRY_SECS))
+                    time.sleep(BEAT_SECS)
 
     def _orders(self, number: int) -> Mapping[str, Any]:
         return {MASTER: self._life, BEAT: number}

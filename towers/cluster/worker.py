@@ -15,7 +15,7 @@ from towers.cluster import board, pulse, spec
 
 _LOOK_SECS = 1.0
 _READ_SECS = 5.0
-_BROKEN_SECS = 60.0  # without an answer of its own server a task takes it for broken
+_BROKEN_SECS = 30.0  # without an answer of its own server a task takes it for broken
 _MOST_SECS = 2.0  # between two looks of a process that runs
 
 
@@ -92,13 +92,18 @@ class _Own(contextlib.AbstractContextManager):
         try:
             return self._board.read(board.ORDERS)
         except tf.errors.OpError as error:  # so busy that it does not answer itself, or the connection is broken
-            logging.warning('%s: its own server does not answer (%s).', self._task, error.message.splitlines()[0])
+            logging.warning('%s: its own server does not answer (%s).', self._task, _reason(error))
         self._kept.close()
         self._connect()
         return None
 
     def _connect(self) -> None:
         self._board = self._kept.enter_context(board.Board(self._task, target=self._target, timeout_secs=_READ_SECS))
+
+
+def _reason(error: tf.errors.OpError) -> str:
+    lines = [line.strip() for line in error.message.splitlines() if line.strip() and 'Graph execution error' not in line]
+    return lines[0] if lines else type(error).__name__
 
 
 def _note(task: spec.Task, master: _Master, orders: dict[str, Any], secs: float) -> None:
