@@ -290,11 +290,11 @@ class Strategy:
     Attributes:
       name: as in `--strategy`.
       scope: Tower -> context in which that tower's model is built; its value is a `gradients.Own`.
-      reduce: the towers' outputs -> one Sum for each group that is updated together.
-      spread: (a Sum, the towers' outputs) -> the Updates that bring it to every copy of the variables.
+      reduce: the towers' outputs -> their Sum, once, or beside each tower's variables.
+      spread: (one Sum, or all that `reduce` made; the towers' outputs) -> the Updates that bring it to every copy of the variables.
     """
 
     name: str
     scope: Callable[[Tower], AbstractContextManager[Any]]
     reduce: Callable[[Sequence[TowerOutput]], Sequence[Sum]]
-    spread: Callable[[Sum, Sequence[TowerOutput]], Sequence[Update]]
+    spread: Callable[[Sequence[Sum], Sequence[TowerOutput]], Sequence[Update]]

@@ -9,7 +9,7 @@ import math
 import re
 from typing import Any, Literal
 
-from towers.config import cluster, devices, evaluation, options, stopping
+from towers.config import cluster, devices, evaluation, options, replication, stopping
 
 option = options.option
 require = options.require
@@ -17,6 +17,7 @@ _at_least = options.at_least
 Section = options.Section
 DeviceConfig = devices.DeviceConfig
 ClusterConfig = cluster.ClusterConfig
+StrategyConfig = replication.StrategyConfig
 EvalConfig = evaluation.EvalConfig
 
 
@@ -25,16 +26,6 @@ def shown(value: Any) -> str:
     if isinstance(value, tuple):
         return ','.join(part if isinstance(part, str) else f'{part:g}' for part in value)
     return str(value)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StrategyConfig(Section):
-    """Replication: how the towers share variables, gradients and statistics."""
-
-    strategy: Literal['parameter_server', 'mirrored'] = option(
-        'parameter_server', 'parameter_server: variables on the CPU, read by all towers; mirrored: a copy on each tower'
-    )
-    batch_norm: Literal['mean', 'first'] = option('mean', "moving statistics: mean of the towers' by examples, or tower 0's")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -39,13 +39,29 @@ def run(
     Returns:
       (Sum whose gradients are ready to apply, fp32 scalar penalty, the Sum before clipping, whose norm is worth a look)
     """
-    counted = total.examples if normalised else total.weight
-    total = mean(total, normalised=normalised)
-    if config.gradient_reduction == 'sum':
-        total = _map_values(total, lambda values: values * tf.cast(counted, values.dtype))
-    whole, penalty = add_penalties(total, penalties, config.l2)
-    clipped = whole if config.clip_norm is None else clip(whole, config.clip_norm)
-    return follow(clipped, links), penalty, whole
+    [(made, penalty, whole)] = run_each([total], config, normalised=normalised, penalties=penalties)
+    return follow(made, links), penalty, whole
+
+
+def run_each(
+    totals: Sequence[structs.Sum], config: config_lib.OptimizerConfig, *, normalised: bool, penalties: Sequence[tf.Tensor] = ()
+) -> list[tuple[structs.Sum, tf.Tensor, structs.Sum]]:
+    """The chain without a user's links over one sum that is there several times, each time beside another copy of the variables.
+
+    The penalties are over the first one's variables, the canonical ones; their gradient is made once and brought to the others.
+    """
+    means = []
+    for total in totals:
+        averaged = mean(total, normalised=normalised)
+        if config.gradient_reduction == 'sum':
+            averaged = _times(averaged, total.examples if normalised else total.weight)
+        means.append(averaged)
+    wholes, penalty = _with_penalties(means, penalties, config.l2)
+    return [(whole if config.clip_norm is None else clip(whole, config.clip_norm), penalty, whole) for whole in wholes]
+
+
+def _times(total: structs.Sum, count: tf.Tensor) -> structs.Sum:
+    return _map_values(total, lambda values: values * tf.cast(count, values.dtype))
 
 
 def mean(total: structs.Sum, *, normalised: bool) -> structs.Sum:
@@ -107,26 +123,41 @@ def add_penalties(total: structs.Sum, penalties: Sequence[tf.Tensor], l2: float)
     Returns:
       (Sum with the penalties' gradient, fp32 scalar: the sum of the penalties and l2 * sum(v^2) / 2)
     """
+    [whole], penalty = _with_penalties([total], penalties, l2)
+    return whole, penalty
+
+
+def _with_penalties(totals: Sequence[structs.Sum], penalties: Sequence[tf.Tensor], l2: float) -> tuple[list[structs.Sum], tf.Tensor]:
+    """`add_penalties` to the same sum beside several copies of the variables, the first ones being those of the penalties."""
     if not penalties and not l2:
-        return total, tf.zeros([])
+        return list(totals), tf.zeros([])
+    first = totals[0]
     with tf.name_scope('penalties'):
         terms = [tf.cast(penalty, tf.float32) for penalty in penalties]
-        slopes = tf.gradients(terms, total.variables, colocate_gradients_with_ops=True) if terms else [None] * len(total.variables)
-        triples = zip(total.gradients, total.variables, slopes, strict=True)
-        gradients, squares = zip(*[_penalised(*triple, l2) for triple in triples], strict=True)
-        terms.extend(square for square in squares if square is not None)
-        densified = [
-            variable.op.name
-            for variable, old, new in zip(total.variables, total.gradients, gradients, strict=True)
-            if isinstance(old, tf.IndexedSlices) and not isinstance(new, tf.IndexedSlices)
-        ]
-        if densified:
-            logging.warning(
-                'A penalty on all rows makes the sparse gradient dense of %s: each step updates the whole table; leave it out of the '
-                'penalty to keep it sparse.',
-                ', '.join(densified),
-            )
-        return dataclasses.replace(total, gradients=gradients), tf.add_n(terms)
+        slopes = tf.gradients(terms, first.variables, colocate_gradients_with_ops=True) if terms else [None] * len(first.variables)
+        wholes = []
+        for total in totals:
+            triples = zip(total.gradients, total.variables, slopes, strict=True)
+            gradients, squares = zip(*[_penalised(*triple, l2) for triple in triples], strict=True)
+            wholes.append(dataclasses.replace(total, gradients=gradients))
+            if total is first:
+                terms.extend(square for square in squares if square is not None)
+        _warn_of_dense(first, wholes[0])
+        return wholes, tf.add_n(terms)
+
+
+def _warn_of_dense(before: structs.Sum, after: structs.Sum) -> None:
+    densified = [
+        variable.op.name
+        for variable, old, new in zip(before.variables, before.gradients, after.gradients, strict=True)
+        if isinstance(old, tf.IndexedSlices) and not isinstance(new, tf.IndexedSlices)
+    ]
+    if densified:
+        logging.warning(
+            'A penalty on all rows makes the sparse gradient dense of %s: each step updates the whole table; leave it out of the '
+            'penalty to keep it sparse.',
+            ', '.join(densified),
+        )
 
 
 def global_norm(total: structs.Sum) -> tf.Tensor:

@@ -1,15 +1,17 @@
 """Replication strategies: where variables live, how the towers' results become one Sum, and where it is applied."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import tensorflow.compat.v1 as tf
 
+from towers import config as config_lib
 from towers import structs
 from towers.graph import gradients, reads, variables
-from towers.graph.reduce import central, packing
+from towers.graph.reduce import central, collective, packing
 
 Statistics = Literal['mean', 'first']
 
@@ -41,7 +43,8 @@ def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics
             with _model_scope(tower, place, seed, localise):
                 yield gradients.Own(variables.original, functools.partial(weights.packed, tower.host))
 
-    def spread(total: structs.Sum, outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
+    def spread(totals: Sequence[structs.Sum], outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
+        [total] = totals
         return [structs.Update(parameter_device, variables.rooted, total.gradients, total.variables, total.state)]
 
     def reduce(outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Sum]:
@@ -82,7 +85,8 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
             with _model_scope(tower, place, seed, localise):
                 yield gradients.Own(lambda variable: own(variables.original(variable)))
 
-    def spread(total: structs.Sum, outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
+    def spread(totals: Sequence[structs.Sum], outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
+        [total] = totals
         brought = {host: _brought(total.gradients, host) for host in dict.fromkeys(output.tower.host for output in outputs)}
         return [
             structs.Update(
@@ -99,6 +103,51 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
         return [central.total(outputs, device=outputs[0].tower.host, statistics=statistics)]  # beside the canonical copies
 
     return structs.Strategy('mirrored', scope, reduce, spread)
+
+
+def collective_copies(
+    *, parameter_device: str, seed: int, statistics: Statistics = 'mean', ps: Sequence[str] = (), wire: collective.Wire
+) -> structs.Strategy:
+    """As `mirrored`, but the towers add the dense gradients themselves, and each applies the sum that it has.
+
+    Args:
+      parameter_device: as in `mirrored`.
+      seed: of the initial weights.
+      statistics: how the towers' moving statistics become one.
+      ps: there may be none.
+      wire: how the towers reach each other.
+
+    Raises:
+      ValueError: there are several machines.
+    """
+    copies = mirrored(parameter_device=parameter_device, seed=seed, statistics=statistics, ps=())
+
+    def spread(totals: Sequence[structs.Sum], outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
+        updates = copies.spread(totals[:1], outputs)
+        if len(totals) == 1:  # what a user's links made of the first tower's sum goes to the others
+            return updates
+        return [dataclasses.replace(update, gradients=total.gradients) for update, total in zip(updates, totals, strict=True)]
+
+    def reduce(outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Sum]:
+        hosts = {output.tower.host for output in outputs}
+        if ps or len(hosts) > 1 or not packing.same_machine(parameter_device, '/cpu:0'):
+            raise ValueError('--strategy=collective is for the towers of one machine, got several tasks; use parameter_server or mirrored.')
+        return collective.totals(outputs, device=outputs[0].tower.host, wire=wire, statistics=statistics)
+
+    return structs.Strategy('collective', copies.scope, reduce, spread)
+
+
+def make(config: config_lib.Config, placement: structs.Placement) -> structs.Strategy:
+    """The strategy that a run asks for, where its towers are."""
+    more: dict[str, Any] = {}
+    if config.strategy == 'collective':
+        # Two ranks of NCCL can't be on one GPU. The first step may take ten times as long as others, and a tower wait for it.
+        alone = not placement.fake and len(placement.gpus) == len(placement.towers)
+        secs = collective.Wire.timeout_secs if config.step_timeout_secs is None else 10 * config.step_timeout_secs
+        more['wire'] = collective.Wire('nccl' if alone else 'ring', secs)
+    return STRATEGIES[config.strategy](
+        parameter_device=placement.parameter_device, seed=config.seed, statistics=config.batch_norm, ps=placement.ps, **more
+    )
 
 
 def reading(*, seed: int, prefix: str, valued: Callable[[tf.Variable], tf.Variable]) -> Callable[[structs.Tower], Any]:
@@ -199,7 +248,11 @@ def _same(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlice
     return tf.identity(gradient)
 
 
-STRATEGIES: dict[str, Callable[..., structs.Strategy]] = {'parameter_server': parameter_server, 'mirrored': mirrored}
+STRATEGIES: dict[str, Callable[..., structs.Strategy]] = {
+    'parameter_server': parameter_server,
+    'mirrored': mirrored,
+    'collective': collective_copies,
+}
 
 
 @contextlib.contextmanager

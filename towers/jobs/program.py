@@ -164,14 +164,16 @@ class Computed:
     Attributes:
       outputs: the towers'.
       total: gradients that are ready to apply, but for a user's links.
-      unclipped: the same before clipping.
       penalty: fp32 scalar.
+      unclipped: `total` before clipping.
+      others: the same as `total` beside the other towers' variables, where each has its own.
     """
 
     outputs: tuple[structs.TowerOutput, ...]
     total: structs.Sum
-    unclipped: structs.Sum
     penalty: tf.Tensor
+    unclipped: structs.Sum
+    others: tuple[structs.Sum, ...] = ()
 
 
 def compute(
@@ -189,16 +191,13 @@ def compute(
     Raises:
       ValueError: the model does not fit.
     """
-    strategy = strategies.STRATEGIES[config.strategy](
-        parameter_device=placement.parameter_device, seed=config.seed, statistics=config.batch_norm, ps=placement.ps
-    )
+    strategy = strategies.make(config, placement)
     outputs = build.training(
         model, source, placement.towers, scope=strategy.scope, draws=functools.partial(randomness.Draws, config.seed, step)
     )
     with tf.name_scope('average/'):
-        [total] = strategy.reduce(outputs)
-        total, penalty, unclipped = chain.run(total, config, normalised=central.normalised(outputs), penalties=outputs[0].penalties)
-    return strategy, Computed(outputs, total, unclipped, penalty)
+        made = chain.run_each(strategy.reduce(outputs), config, normalised=central.normalised(outputs), penalties=outputs[0].penalties)
+    return strategy, Computed(outputs, *made[0], tuple(each for each, _, _ in made[1:]))
 
 
 def _step(
@@ -208,6 +207,7 @@ def _step(
     outputs = made.outputs
     with tf.name_scope('average/'):
         total = chain.follow(made.total, given.links)
+        totals = [total] if given.links else [total, *made.others]  # a link runs once, as it may draw at random
         report = {
             'loss': total.loss,
             'penalty': made.penalty,
@@ -223,7 +223,7 @@ def _step(
         return optimizers.apply(optimizer, update, learning_rate=rate, weight_decay=config.weight_decay, after=after)
 
     averaged = averages.followed(apply, total.variables, config.ema_decay, given.count.step)
-    operation, report, sync = train_step.make(gate, strategy.spread(total, outputs), given.count, apply=averaged, report=report)
+    operation, report, sync = train_step.make(gate, strategy.spread(totals, outputs), given.count, apply=averaged, report=report)
     step = structs.TrainStep(
         ops=(operation,),
         step=report['step'],

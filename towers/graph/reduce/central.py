@@ -19,7 +19,12 @@ Machines: TypeAlias = Mapping[str, Sequence[int]]  # a machine's CPU -> the plac
 
 
 def total(
-    outputs: Sequence[structs.TowerOutput], *, device: str, statistics: Literal['mean', 'first'] = 'mean', beside: bool = False
+    outputs: Sequence[structs.TowerOutput],
+    *,
+    device: str,
+    statistics: Literal['mean', 'first'] = 'mean',
+    beside: bool = False,
+    made: Mapping[int, tf.Tensor] | None = None,
 ) -> structs.Sum:
     """The unnormalised sum over towers, in fp32 at least.
 
@@ -28,14 +33,16 @@ def total(
       device: device string where the sums are made.
       statistics: 'mean' weighs the towers' state writes by examples, 'first' takes tower 0's.
       beside: whether a gradient's sum is made on its variable's device.
+      made: sums of gradients that are there already, by their variables' places.
     """
+    made = made or {}
     variables = outputs[0].variables
     machines = _machines(outputs)
     devices = [variable.device if beside else device for variable in variables]
     with tf.device(device), tf.name_scope('sum'):
-        columns = [[output.gradients[index] for output in outputs] for index in range(len(variables))]
+        columns = [[None] if index in made else [output.gradients[index] for output in outputs] for index in range(len(variables))]
         losses = [_weighted_loss(output) for output in outputs]
-        near = {} if machines else _near([*columns, losses], [*devices, device], outputs)
+        near = {**made, **({} if machines else _near([*columns, losses], [*devices, device], outputs))}
         if machines:
             columns = _over_machines(columns, variables, devices, machines)
         gradients = []

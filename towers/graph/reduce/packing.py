@@ -33,9 +33,9 @@ def brought(values: Sequence[tf.Tensor], *, host: str, device: str) -> list[tf.T
     if len(values) < 2:
         return list(values)
     with tf.device(host):
-        flat = _packed(values)
+        flat = packed(values)
     with tf.device(device):
-        return _unpacked(flat, values)
+        return unpacked(flat, values)
 
 
 def added(columns: Sequence[Sequence[tf.Tensor]], *, hosts: Sequence[str], device: str) -> list[tf.Tensor]:
@@ -49,15 +49,17 @@ def added(columns: Sequence[Sequence[tf.Tensor]], *, hosts: Sequence[str], devic
     packs = []
     for host, values in zip(hosts, zip(*columns, strict=True), strict=True):
         with tf.device(host):
-            packs.append(_packed(values))
+            packs.append(packed(values))
     with tf.device(device):
-        return _unpacked(tf.add_n(packs), [column[0] for column in columns])
+        return unpacked(tf.add_n(packs), [column[0] for column in columns])
 
 
-def _packed(values: Sequence[tf.Tensor]) -> tf.Tensor:
+def packed(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Several tensors of one type as one of a single axis, on the current device."""
     return tf.concat([value if value.shape.rank == 1 else tf.reshape(value, [-1]) for value in values], 0, name='packed')
 
 
-def _unpacked(flat: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def unpacked(flat: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """What was packed, in the shapes of `values`, on the current device."""
     pieces = tf.split(flat, [value.shape.num_elements() for value in values])
     return [piece if value.shape.rank == 1 else tf.reshape(piece, value.shape) for piece, value in zip(pieces, values, strict=True)]
