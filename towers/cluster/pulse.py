@@ -14,6 +14,7 @@ from towers.cluster import board, spec
 BEAT_SECS = 1.0
 SILENT_SECS = 7.0  # without a beat a worker takes the master for gone
 _TRY_SECS = 3.0
+_LATELY_SECS = 30.0
 _LAST_SECS = 60.0  # for a task to take the message that the run is over
 MASTER, BEAT, OVER = 'master', 'beat', 'over'
 
@@ -70,7 +71,7 @@ class Pulse(contextlib.AbstractContextManager):
                     writer = kept.enter_context(board.Board(task, timeout_secs=_TRY_SECS))
                 self._ends.wait(max(0.05, BEAT_SECS - (time.monotonic() - started)))
             # One that answered lately may be too busy for each beat, or find its server broken and begin anew.
-            is_there = time.monotonic() - self._answered.get(task, float('-inf')) < SILENT_SECS
+            is_there = time.monotonic() - self._answered.get(task, float('-inf')) < _LATELY_SECS
             ends_at = time.monotonic() + _LAST_SECS
             while self._over and is_there and time.monotonic() < ends_at:
                 try:
