@@ -1,14 +1,50 @@
 """Layers as small pure functions over `tf.get_variable`.
 
 Each takes its input and the name of its variable scope; its variables are `<name>/kernel`, `<name>/bias` and so on.
-Kernels and biases have the type of the input. Images are NHWC; all axes but the first must be known when the graph
-is built.
+Kernels and biases have the type of the input. Images are [B, H, W, C], or [B, C, H, W] inside of `images(..., channels_first=True)`,
+with the same variables; all axes but the first must be known when the graph is built.
 """
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+
+_channels_first = contextvars.ContextVar('channels_first', default=False)
+
+
+@contextlib.contextmanager
+def images(batch: tf.Tensor, *, channels_first: bool) -> Iterator[tf.Tensor]:
+    """Within it the layers take images with their channels first or last; its value is the batch in that order.
+
+    On GPUs TensorFlow's own rewriting puts the channels first where that pays, so last is right unless measured otherwise.
+
+    Args:
+      batch: [B, H, W, C].
+      channels_first: whether the layers want [B, C, H, W].
+    """
+    token = _channels_first.set(channels_first)
+    try:
+        yield tf.transpose(batch, [0, 3, 1, 2]) if channels_first else batch
+    finally:
+        _channels_first.reset(token)
+
+
+def channels(inputs: tf.Tensor) -> int:
+    """The number of channels of images."""
+    return int(inputs.shape[1 if _channels_first.get() else 3])
+
+
+def _format() -> str:
+    return 'NCHW' if _channels_first.get() else 'NHWC'
+
+
+def _over_image(size: int) -> list[int]:
+    """`size` along H and W, 1 along the other axes."""
+    return [1, 1, size, size] if _channels_first.get() else [1, size, size, 1]
 
 
 def he_normal() -> Any:
@@ -55,13 +91,12 @@ def conv2d(inputs: tf.Tensor, name: str, *, kernel: tuple[int, int, int], stride
     """
     height, width, filters = kernel
     with tf.variable_scope(name):
-        shape = [height, width, inputs.shape.as_list()[-1], filters]
-        outputs = tf.nn.conv2d(
-            inputs, tf.get_variable('kernel', shape, inputs.dtype, he_normal()), strides=[1, stride, stride, 1], padding='SAME'
-        )
+        kernels = tf.get_variable('kernel', [height, width, channels(inputs), filters], inputs.dtype, he_normal())
+        outputs = tf.nn.conv2d(inputs, kernels, strides=_over_image(stride), padding='SAME', data_format=_format())
         if not bias:
             return outputs
-        return tf.nn.bias_add(outputs, tf.get_variable('bias', [filters], inputs.dtype, tf.zeros_initializer()))
+        bias_of = tf.get_variable('bias', [filters], inputs.dtype, tf.zeros_initializer())
+        return tf.nn.bias_add(outputs, bias_of, data_format=_format())
 
 
 def conv_norm(inputs: tf.Tensor, name: str, *, kernel: tuple[int, int, int], stride: int = 1, norm: tuple[bool, float]) -> tf.Tensor:
@@ -73,7 +108,7 @@ def conv_norm(inputs: tf.Tensor, name: str, *, kernel: tuple[int, int, int], str
 
 
 def batch_norm(inputs: tf.Tensor, name: str, *, training: bool, momentum: float = 0.9, epsilon: float = 1e-5) -> tf.Tensor:
-    """Batch normalisation over all axes but the last (Ioffe and Szegedy 2015, arXiv:1502.03167).
+    """Batch normalisation over all axes but the channels' (Ioffe and Szegedy 2015, arXiv:1502.03167).
 
     In training the batch's own moments normalise, and two ordinary UPDATE_OPS move `moving_mean` and `moving_variance`:
     moving -= (1 - momentum) * (moving - batch). Otherwise the moving values normalise. As in tf.layers, the variance
@@ -91,12 +126,12 @@ def batch_norm(inputs: tf.Tensor, name: str, *, training: bool, momentum: float 
     Returns:
       A tensor shaped and typed as `inputs`.
     """
-    channels = [inputs.shape.as_list()[-1]]
+    shape = [channels(inputs) if inputs.shape.rank == 4 else inputs.shape.as_list()[-1]]
     with tf.variable_scope(name):
-        gamma = tf.get_variable('gamma', channels, tf.float32, tf.ones_initializer())
-        beta = tf.get_variable('beta', channels, tf.float32, tf.zeros_initializer())
-        mean = tf.get_variable('moving_mean', channels, tf.float32, tf.zeros_initializer(), trainable=False)
-        variance = tf.get_variable('moving_variance', channels, tf.float32, tf.ones_initializer(), trainable=False)
+        gamma = tf.get_variable('gamma', shape, tf.float32, tf.ones_initializer())
+        beta = tf.get_variable('beta', shape, tf.float32, tf.zeros_initializer())
+        mean = tf.get_variable('moving_mean', shape, tf.float32, tf.zeros_initializer(), trainable=False)
+        variance = tf.get_variable('moving_variance', shape, tf.float32, tf.ones_initializer(), trainable=False)
         normalise = _normalise_images if inputs.shape.rank == 4 else _normalise
         if not training:
             return normalise(inputs, (gamma, beta), (mean, variance), epsilon=epsilon)[0]
@@ -108,9 +143,11 @@ def batch_norm(inputs: tf.Tensor, name: str, *, training: bool, momentum: float 
 
 
 def _normalise_images(inputs: tf.Tensor, affine: Any, moments: Any, *, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Outputs, mean and variance by the fused kernel, which knows [B, H, W, C] only; moments None = the batch's."""
+    """Outputs, mean and variance by the fused kernel, which knows images only; moments None = the batch's."""
     mean, variance = moments or (None, None)
-    return tf.nn.fused_batch_norm(inputs, *affine, mean=mean, variance=variance, epsilon=epsilon, is_training=moments is None)
+    return tf.nn.fused_batch_norm(
+        inputs, *affine, mean=mean, variance=variance, epsilon=epsilon, is_training=moments is None, data_format=_format()
+    )
 
 
 def _normalise(inputs: tf.Tensor, affine: Any, moments: Any, *, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -122,22 +159,32 @@ def _normalise(inputs: tf.Tensor, affine: Any, moments: Any, *, epsilon: float) 
     return tf.cast(outputs, inputs.dtype), mean, variance
 
 
-def max_pool(inputs: tf.Tensor, *, size: int = 2) -> tf.Tensor:
-    """The largest value of each size x size window: [B, H, W, C] -> [B, ceil(H / size), ceil(W / size), C].
+def max_pool(inputs: tf.Tensor, *, size: int = 2, stride: int = 2) -> tf.Tensor:
+    """The largest value of each size x size window: [B, H, W, C] -> [B, ceil(H / stride), ceil(W / stride), C].
 
     TensorFlow ends the process when the gradient of this meets an empty batch; Towers gives each tower a row or more.
     """
-    return tf.nn.max_pool2d(inputs, ksize=size, strides=size, padding='SAME')
+    return tf.nn.max_pool2d(inputs, ksize=size, strides=stride, padding='SAME', data_format=_format())
 
 
 def global_average_pool(inputs: tf.Tensor) -> tf.Tensor:
     """Mean over the image: [B, H, W, C] -> [B, C]."""
-    return tf.reduce_mean(inputs, axis=[1, 2])
+    return tf.reduce_mean(inputs, axis=[2, 3] if _channels_first.get() else [1, 2])
 
 
 def flatten(inputs: tf.Tensor) -> tf.Tensor:
-    """All axes but the first as one: [B, ...] -> [B, D]."""
+    """All axes but the first as one, channels last: [B, ...] -> [B, D]."""
+    if _channels_first.get() and inputs.shape.rank == 4:
+        inputs = tf.transpose(inputs, [0, 2, 3, 1])
     return tf.reshape(inputs, [-1, int(np.prod(inputs.shape[1:].as_list()))])
+
+
+def wider(inputs: tf.Tensor, *, stride: int, filters: int) -> tf.Tensor:
+    """Every so many-th pixel, with zeros for new channels: [B, H, W, C] -> [B, ceil(H / stride), ceil(W / stride), filters]."""
+    new, none, step = [0, filters - channels(inputs)], [0, 0], slice(None, None, stride)
+    if _channels_first.get():
+        return tf.pad(inputs[:, :, step, step], [none, new, none, none])
+    return tf.pad(inputs[:, step, step, :], [none, none, none, new])
 
 
 def embedding(ids: tf.Tensor, name: str, *, rows: int, units: int) -> tf.Tensor:

@@ -30,12 +30,14 @@ class Hparams:
       conv2: filters of the second.
       dense: units of the hidden dense layer.
       classes: number of classes.
+      channels_first: whether the layers keep images as [B, C, H, W]; checkpoints are the same.
     """
 
     conv1: int = 32
     conv2: int = 64
     dense: int = 512
     classes: int = 10
+    channels_first: bool = False
 
 
 def model(batch: Mapping[str, tf.Tensor], *, training: bool, hparams: Hparams) -> towers.ModelOutput:
@@ -47,9 +49,9 @@ def model(batch: Mapping[str, tf.Tensor], *, training: bool, hparams: Hparams) -
       hparams: sizes.
     """
     del training
-    x = batch['image']  # [B, H, W, C]
-    for index, filters in enumerate((hparams.conv1, hparams.conv2), start=1):
-        x = layers.max_pool(tf.nn.relu(layers.conv2d(x, f'conv{index}', kernel=(5, 5, filters))))
-    x = layers.flatten(x)  # [B, H / 4 * W / 4 * conv2]
+    with layers.images(batch['image'], channels_first=hparams.channels_first) as x:  # [B, H, W, C]
+        for index, filters in enumerate((hparams.conv1, hparams.conv2), start=1):
+            x = layers.max_pool(tf.nn.relu(layers.conv2d(x, f'conv{index}', kernel=(5, 5, filters))))
+        x = layers.flatten(x)  # [B, H / 4 * W / 4 * conv2]
     x = tf.nn.relu(layers.dense(x, 'hidden', units=hparams.dense, initializer=layers.he_normal()))
     return losses.classification(batch.get('label'), layers.dense(x, 'logits', units=hparams.classes))

@@ -36,6 +36,7 @@ class Hparams:
       classes: number of classes.
       norm_momentum: of the batch norms' moving values, in [0, 1).
       augment: whether training images are mirrored and moved at random, as in the paper.
+      channels_first: whether the layers keep images as [B, C, H, W]; checkpoints are the same.
     """
 
     blocks: int = 3
@@ -43,6 +44,7 @@ class Hparams:
     classes: int = 10
     norm_momentum: float = 0.9
     augment: bool = False
+    channels_first: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError where `norm_momentum` is no momentum."""
@@ -68,15 +70,19 @@ def model(batch: Mapping[str, tf.Tensor], *, training: bool, hparams: Hparams) -
     image = batch['image']
     if training and hparams.augment:
         image = augment.pad_and_crop(augment.flip(image))
-    x = layers.conv_norm(image, 'stem', kernel=(3, 3, hparams.width), norm=(training, hparams.norm_momentum))
-    x = tf.nn.relu(x)  # [B, H, W, width]
+    with layers.images(image, channels_first=hparams.channels_first) as x:
+        x = _features(x, hparams, norm=(training, hparams.norm_momentum))
+    return losses.classification(batch.get('label'), layers.dense(x, 'logits', units=hparams.classes))
+
+
+def _features(x: tf.Tensor, hparams: Hparams, *, norm: tuple[bool, float]) -> tf.Tensor:
+    """[B, H, W, C] -> [B, 4 * width]."""
+    x = tf.nn.relu(layers.conv_norm(x, 'stem', kernel=(3, 3, hparams.width), norm=norm))  # [B, H, W, width]
     for stage in range(3):
         for block in range(hparams.blocks):
             with tf.variable_scope(f'stage{stage + 1}/block{block + 1}'):
-                stride = 2 if stage > 0 and block == 0 else 1
-                x = _block(x, hparams.width * 2**stage, stride=stride, norm=(training, hparams.norm_momentum))
-    x = layers.global_average_pool(x)  # [B, 4 * width]
-    return losses.classification(batch.get('label'), layers.dense(x, 'logits', units=hparams.classes))
+                x = _block(x, hparams.width * 2**stage, stride=2 if stage > 0 and block == 0 else 1, norm=norm)
+    return layers.global_average_pool(x)
 
 
 def _block(inputs: tf.Tensor, filters: int, *, stride: int, norm: tuple[bool, float]) -> tf.Tensor:
@@ -84,6 +90,5 @@ def _block(inputs: tf.Tensor, filters: int, *, stride: int, norm: tuple[bool, fl
     x = tf.nn.relu(layers.conv_norm(inputs, 'conv1', kernel=(3, 3, filters), stride=stride, norm=norm))
     x = layers.conv_norm(x, 'conv2', kernel=(3, 3, filters), norm=norm)
     if stride > 1:
-        new = filters - inputs.shape.as_list()[-1]
-        inputs = tf.pad(inputs[:, ::stride, ::stride, :], [[0, 0], [0, 0], [0, 0], [0, new]])
+        inputs = layers.wider(inputs, stride=stride, filters=filters)
     return tf.nn.relu(inputs + x)

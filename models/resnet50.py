@@ -36,6 +36,7 @@ class Hparams:
       classes: number of classes.
       norm_momentum: of the batch norms' moving values, in [0, 1).
       augment: whether training images are mirrored at random.
+      channels_first: whether the layers keep images as [B, C, H, W]; checkpoints are the same.
     """
 
     blocks: tuple[int, ...] = (3, 4, 6, 3)
@@ -43,6 +44,7 @@ class Hparams:
     classes: int = 1000
     norm_momentum: float = 0.9
     augment: bool = False
+    channels_first: bool = False
 
 
 def model(batch: Mapping[str, tf.Tensor], *, training: bool, hparams: Hparams) -> towers.ModelOutput:
@@ -54,15 +56,21 @@ def model(batch: Mapping[str, tf.Tensor], *, training: bool, hparams: Hparams) -
       hparams: sizes.
     """
     norm = training, hparams.norm_momentum
-    x = augment.flip(batch['image']) if training and hparams.augment else batch['image']
+    image = augment.flip(batch['image']) if training and hparams.augment else batch['image']
+    with layers.images(image, channels_first=hparams.channels_first) as x:
+        x = _features(x, hparams, norm=norm)
+    return losses.classification(batch.get('label'), layers.dense(x, 'logits', units=hparams.classes))
+
+
+def _features(x: tf.Tensor, hparams: Hparams, *, norm: tuple[bool, float]) -> tf.Tensor:
+    """[B, H, W, C] -> [B, 32 * width]."""
     x = tf.nn.relu(layers.conv_norm(x, 'stem', kernel=(7, 7, hparams.width), stride=2, norm=norm))
-    x = tf.nn.max_pool2d(x, 3, 2, 'SAME')  # [B, H / 4, W / 4, width]
+    x = layers.max_pool(x, size=3)  # [B, H / 4, W / 4, width]
     for stage, blocks in enumerate(hparams.blocks):
         for block in range(blocks):
             with tf.variable_scope(f'stage{stage + 1}/block{block + 1}'):
                 x = _bottleneck(x, hparams.width * 2**stage, stride=2 if stage > 0 and block == 0 else 1, norm=norm)
-    x = layers.global_average_pool(x)  # [B, 32 * width]
-    return losses.classification(batch.get('label'), layers.dense(x, 'logits', units=hparams.classes))
+    return layers.global_average_pool(x)
 
 
 def _bottleneck(inputs: tf.Tensor, filters: int, *, stride: int, norm: tuple[bool, float]) -> tf.Tensor:
@@ -70,6 +78,6 @@ def _bottleneck(inputs: tf.Tensor, filters: int, *, stride: int, norm: tuple[boo
     x = tf.nn.relu(layers.conv_norm(inputs, 'conv1', kernel=(1, 1, filters), norm=norm))
     x = tf.nn.relu(layers.conv_norm(x, 'conv2', kernel=(3, 3, filters), stride=stride, norm=norm))
     x = layers.conv_norm(x, 'conv3', kernel=(1, 1, 4 * filters), norm=norm)
-    if inputs.shape.as_list()[-1] != 4 * filters:
+    if layers.channels(inputs) != 4 * filters:
         inputs = layers.conv_norm(inputs, 'shortcut', kernel=(1, 1, 4 * filters), stride=stride, norm=norm)
     return tf.nn.relu(inputs + x)

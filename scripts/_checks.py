@@ -86,7 +86,7 @@ def _checks(device: str, towers: int, folder: pathlib.Path) -> Iterator[Check]:
     if device == 'gpu':
         yield Check('tests of real GPUs', ['-m', 'pytest', '-q', '-m', 'gpu', str(ROOT / 'tests')], tells=r'^\d+ passed.*')
     yield Check('one tower', [*training('one'), '--num_gpus=1', *(['--towers_per_gpu=1'] if virtual else [])])
-    for strategy in ('parameter_server', 'mirrored'):
+    for strategy in ('parameter_server', 'mirrored', 'collective'):
         name = f'{towers} towers, {strategy}: the losses of one'
         yield Check(name, training(strategy, f'--strategy={strategy}'), lambda _, of=strategy: _differ(folder / 'one', folder / of))
     yield Check('every operation on its own device', training('strict', '--placement=strict'))

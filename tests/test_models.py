@@ -80,6 +80,43 @@ def test_the_loss_falls(name, shape):
     assert 1 < before < 5 and after < 0.6 * before
 
 
+@pytest.mark.parametrize(
+    ('name', 'args'),
+    [
+        ('lenet', {'conv1': 3, 'conv2': 4, 'dense': 8}),
+        ('resnet20', {'blocks': 1, 'width': 3}),
+        ('resnet50', {'blocks': [1, 1], 'width': 2}),
+    ],
+)
+def test_channels_first_is_the_same_model_with_the_same_variables(name, args):
+    """On the CPU it needs the kernels of oneDNN, which are on by default where the processor has them."""
+    found = []
+    images = np.random.default_rng(1).normal(size=[4, 32, 36, 3]).astype(np.float32)
+    for channels_first in (False, True):
+        with tf.Graph().as_default():
+            tf.set_random_seed(1)
+            batch = {'image': tf.constant(images), 'label': tf.constant([0, 1, 2, 3])}
+            loss = models.build(name, channels_first=channels_first, **args)(batch, training=True).loss
+            with tf.variable_scope('', reuse=True), tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+                state = [variable.read_value() for variable in tf.global_variables() if not variable.trainable]
+            slopes = tf.gradients(loss, tf.trainable_variables())
+            shapes = {variable.op.name: variable.shape.as_list() for variable in tf.global_variables()}
+            kinds = {
+                operation.get_attr('data_format') for operation in tf.get_default_graph().get_operations() if operation.type == 'Conv2D'
+            }
+            assert kinds == {b'NCHW' if channels_first else b'NHWC'}
+            with tf.Session() as session:
+                rng = np.random.default_rng(2)
+                session.run(tf.global_variables_initializer())
+                for variable in tf.trainable_variables():
+                    variable.load(rng.normal(size=variable.shape.as_list()).astype(np.float32) * 0.3, session)
+                found.append((shapes, session.run(loss), session.run(slopes), session.run(state)))
+    (shapes, *last), (expected_shapes, *first) = found
+    assert shapes == expected_shapes
+    for value, expected in zip(tf.nest.flatten(first), tf.nest.flatten(last), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-3, atol=1e-4)
+
+
 def test_batch_norm_takes_the_moving_values_in_evaluation():
     with tf.Graph().as_default():
         tf.set_random_seed(1)
