@@ -3,7 +3,7 @@
 By default what the product costs over a bare prepared callable on the same graph (model and dataset by flags), then the
 workloads against one device, the classic loop and tf.distribute, each side in a process of its own, in turn. With
 --measure=evaluator the training of the flags with an evaluator at work all the time, against without; with --measure=machines
-over two processes of this machine, against one.
+over two processes of this machine, against one; with --measure=soak for --secs seconds, failing where time or memory of a step grow.
 """
 
 import os
@@ -16,7 +16,7 @@ _start.load_tensorflow(sys.argv)
 from absl import flags
 
 from scripts import _main
-from scripts._bench import beside, machines, options, overhead, pipeline, profile, report, sides, suite, workloads
+from scripts._bench import beside, machines, options, overhead, pipeline, profile, report, sides, soak, suite, workloads
 
 
 def main(values: flags.FlagValues) -> int:
@@ -32,6 +32,12 @@ def main(values: flags.FlagValues) -> int:
         _main.print_table(beside.measure(values, sys.argv, rounds=values.rounds))
     if 'machines' in names.parts:
         _main.print_table(machines.measure(values, rounds=values.rounds, steps=values.slice_steps))
+    if 'soak' in names.parts:
+        slopes, exceeded = soak.measure(values, secs=values.secs)
+        _main.print_table(slopes)
+        if exceeded:
+            print(f'More than it may: {", ".join(exceeded)}.', file=sys.stderr)
+            return _main.FAILED
     for workload, towers, source in names.cases:
         if values.profile:
             print(f'\n{workload} x {towers}, {source}')

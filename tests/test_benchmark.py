@@ -2,11 +2,12 @@
 
 import json
 import re
+import time
 
 import pytest
 import tensorflow.compat.v1 as tf
 
-from scripts._bench import beside, options, profile, report, sides, suite, workloads
+from scripts._bench import beside, options, profile, report, sides, soak, suite, workloads
 from towers.jobs import stepping
 
 ROW = {
@@ -60,6 +61,7 @@ def test_only_what_left_its_spread_has_moved(now, told):
         ('--sides=estimator', r'--sides takes one device, towers, .*, got estimator'),
         ('--sources=disk', r'--sources takes constants, pipeline, got disk'),
         ('--towers=1,none', r'--towers takes numbers of at least 1, got 1,none'),
+        ('--secs=0', r'--secs must be at least 1, got 0; give'),
         ('--rounds=0', r'--rounds and --slice_steps must be at least 1'),
     ],
 )
@@ -137,3 +139,48 @@ def test_without_anything_to_evaluate_on_it_says_so():
     values(argv)
     with pytest.raises(ValueError, match='--measure=evaluator needs an evaluation dataset, got none'):
         beside.measure(values, argv, rounds=1)
+
+
+def samples(*, of='threads', rise=0.0, noise=0.0, hours=1.0):
+    """Sixty samples of a run in which one kind rises by so much an hour, and jumps up and down by `noise`."""
+    flat = dict.fromkeys(soak.KINDS, 100.0)
+    times = [hours * index / 60 for index in range(60)]
+    return [
+        {**flat, 'time': 3600 * at, of: 100.0 + rise * at + noise * (-1) ** (index * (index + 1) // 2)} for index, at in enumerate(times)
+    ]
+
+
+@pytest.mark.parametrize('kind', soak.KINDS)
+def test_a_soak_fails_where_a_slope_is_above_its_bound_and_not_in_the_noise(kind):
+    most = soak.KINDS[kind].most * (100.0 if soak.KINDS[kind].relative else 1.0)
+    rows, exceeded = soak.judged(samples(of=kind, rise=1.1 * most))
+    assert exceeded == [kind]
+    [shown] = [float(value.split()[0]) for name, value in rows.items() if name.startswith(f'{kind}, an hour')]
+    assert shown == pytest.approx(1.1 * most, rel=0.01)
+    assert soak.judged(samples(of=kind, rise=0.9 * most))[1] == []
+    assert soak.judged(samples(of=kind, rise=-2 * most))[1] == []
+    assert soak.judged(samples(of=kind, rise=1.1 * most, noise=2 * most))[1] == []
+    assert soak.judged(samples(of=kind, rise=20 * most, noise=most, hours=0.5))[1] == [kind]
+
+
+def test_a_soak_trains_and_looks_at_its_process():
+    values, argv = options.define(), ['benchmark.py', '--measure=soak', '--secs=1', '--device=cpu', '--model=mlp', '--dataset=digits']
+    values(argv)
+    rows, _ = soak.measure(values, secs=values.secs)
+    assert options.names(values).parts == ['soak'] and float(rows['step time (median)'].split()[0]) > 0
+    assert float(rows['resident memory (median)'].split()[0]) > 100 and float(rows['threads (median)']) > 2
+
+
+def test_a_soak_sees_what_a_training_leaves_behind(tmp_path):
+    """A step that keeps a file open, and what it read of it."""
+    kept = []
+
+    def leaking():
+        kept.append((open(tmp_path / f'file-{len(kept)}', 'w'), bytearray(2**18)))
+        time.sleep(0.01)
+
+    try:
+        assert set(soak.judged(soak._samples(leaking, 1.0))[1]) >= {'resident memory', 'open files'}
+    finally:
+        for file, _ in kept:
+            file.close()

@@ -11,7 +11,7 @@ from scripts import _flags
 from scripts._bench import known, sides, workloads
 from towers import config as config_lib
 
-_PARTS = ('overhead', 'sides', 'evaluator', 'machines')
+_PARTS = ('overhead', 'sides', 'evaluator', 'machines', 'soak')
 _DEFAULT_PARTS = _PARTS[:2]
 _TITLE = 'Benchmark: what is measured, and how much.'
 
@@ -38,7 +38,8 @@ def define() -> flags.FlagValues:
         values, _TITLE,
         option(
             'measure', _DEFAULT_PARTS,
-            'overhead: of the product; sides: what else one would use; evaluator: beside one; machines: over two processes', kind=words,
+            'overhead: of the product; sides: what else one would use; evaluator: beside one; machines: over two processes; soak: slopes',
+            kind=words,
         ),
         option('workloads', tuple(workloads.WORKLOADS), 'w1: perceptron, w2: ResNet-20, w3: ResNet-50, w4: embedding', kind=words),
         option('towers', (), 'numbers of towers, such as 1,2,4,8; --num_gpus if not given', kind=words),
@@ -46,6 +47,7 @@ def define() -> flags.FlagValues:
         option('sides', tuple(known.SIDES), 'what is measured; the first is what the others are compared with', kind=words),
         option('rounds', 12, 'slices of each side', kind=int),
         option('slice_steps', 100, 'steps in a slice of --measure=overhead, machines and --input', kind=int),
+        option('secs', 3600.0, 'how long --measure=soak trains', kind=float),
         option('out', None, 'file of JSON lines to which the sides are appended'),
         option('compare', None, 'such a file of an earlier run; says which ratios moved by more than their spread'),
         option('profile', False, "where a step's time goes: towers, transfers, reduce, apply, input, host", kind=bool),
@@ -69,5 +71,6 @@ def names(values: Any) -> Names:
         f'--towers takes numbers of at least 1, got {",".join(towers)}; give e.g. --towers=1,4.',
     )
     config_lib.require(values.rounds > 0 and values.slice_steps > 0, '--rounds and --slice_steps must be at least 1; give larger values.')
+    config_lib.require(values.secs >= 1, f'--secs must be at least 1, got {values.secs:g}; give e.g. --secs=3600.')
     cases = itertools.product(values.workloads, map(int, towers), values.sources)
     return Names(values.measure, list(cases), values.sides)

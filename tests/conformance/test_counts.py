@@ -34,7 +34,7 @@ MODELS = {'dense': (dense, EXAMPLES), 'embedding': (embedding, IDS)}
 
 def made(name, n, strategy='parameter_server', **changes):
     model, data = MODELS[name]
-    settings = harness.config(strategy, n, global_batch_size=24, **changes)  # all numbers of towers below split it evenly
+    settings = harness.config(strategy, n, global_batch_size=96, **changes)  # all numbers of towers below split it evenly
     return program.make(model, lambda: tf.data.Dataset.from_tensor_slices(data).repeat(), settings)
 
 
@@ -57,8 +57,9 @@ def to_host(ops):
 @pytest.mark.parametrize('strategy', harness.STRATEGIES)
 @pytest.mark.parametrize('name', MODELS)
 def test_each_further_tower_adds_the_same_number_of_operations(name, strategy):
-    counts = {n: len(made(name, n, strategy).graph.get_operations()) for n in (2, 3, 4, 8)}
+    counts = {n: len(made(name, n, strategy).graph.get_operations()) for n in (2, 3, 4, 8, 16, 32)}
     assert counts[4] - counts[3] == counts[3] - counts[2] and counts[8] - counts[4] == 4 * (counts[4] - counts[3])
+    assert counts[32] - counts[16] == 16 * (counts[4] - counts[3])
     assert counts[4] <= 2.2 * counts[2]
 
 

@@ -1,0 +1,118 @@
+"""A training for a given time: how its step time, memory, threads and open files move, by the hour."""
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from scripts import _flags, _zoo
+from scripts._bench import running
+from towers.jobs import program
+
+_SAMPLES, _WARM_SHARE, _SHORTEST = 60, 0.2, 0.1  # in a run; what comes first of it and isn't counted; seconds of a sample
+
+
+class Kind(NamedTuple):
+    """What is watched.
+
+    Attributes:
+      unit: of its values.
+      most: by how many units, or parts of its median where `relative`, it may rise in an hour.
+      relative: whether it is a rate.
+    """
+
+    unit: str
+    most: float
+    relative: bool = False
+
+
+KINDS = {
+    'step time': Kind('ms', 0.1, relative=True),
+    'resident memory': Kind('MB', 50.0),
+    'threads': Kind('', 1.0),
+    'open files': Kind('', 1.0),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Trend:
+    """How one kind moved.
+
+    Attributes:
+      middle: its median.
+      slope: units an hour, the median of the slopes between all pairs of samples.
+      spread: the distance of its quartiles.
+      hours: from the first sample to the last.
+    """
+
+    middle: float
+    slope: float
+    spread: float
+    hours: float
+
+    def exceeds(self, kind: Kind) -> bool:
+        """Whether it rises by more than it may, and further than it goes up and down; a steady rise is twice its spread."""
+        most = kind.most * (self.middle if kind.relative else 1.0)
+        return self.slope > most and self.slope * self.hours > 1.5 * self.spread
+
+
+def measure(values: Any, *, secs: float) -> tuple[dict[str, str], list[str]]:
+    """The slopes as rows of a table, and the kinds that rose by more than they may.
+
+    Args:
+      values: the flags of a training.
+      secs: how long it trains.
+    """
+    work = _zoo.load(values)
+    with tempfile.TemporaryDirectory(prefix='towers-benchmark-') as folder:
+        config = dataclasses.replace(_flags.to_config(values, work.recipe), model_dir=folder, train_steps=10**9)
+        made = program.make(work.model, work.dataset, config)
+        with open(os.devnull, 'w') as unread, contextlib.redirect_stdout(unread), running.opened(made, config) as (_, step):
+            return judged(_samples(step, secs))
+
+
+def judged(samples: Sequence[Mapping[str, float]]) -> tuple[dict[str, str], list[str]]:
+    """The table and the kinds that rose too much, from samples of all kinds with their `time` in seconds."""
+    counted = samples[int(_WARM_SHARE * len(samples)) :]
+    trends = {name: trend([each['time'] / 3600 for each in counted], [each[name] for each in counted]) for name in KINDS}
+    rows = {'hours counted': f'{trends["threads"].hours:.3f}'}
+    for name, kind in KINDS.items():
+        found, unit = trends[name], f' {kind.unit}' if kind.unit else ''
+        most = f'{kind.most:.0%}' if kind.relative else f'{kind.most:g}{unit}'
+        rows[f'{name} (median)'] = f'{found.middle:.4g}{unit}'
+        rows[f'{name}, an hour (at most {most})'] = f'{found.slope:+.3g}{unit}'
+    return rows, [name for name, kind in KINDS.items() if trends[name].exceeds(kind)]
+
+
+def trend(hours: Sequence[float], values: Sequence[float]) -> Trend:
+    """How values moved that were taken at these times, three or more."""
+    pairs = itertools.combinations(zip(hours, values, strict=True), 2)
+    slopes = [(after - before) / (end - begin) for (begin, before), (end, after) in pairs]
+    low, middle, high = statistics.quantiles(values, n=4)
+    return Trend(middle, statistics.median(slopes), high - low, hours[-1] - hours[0])
+
+
+def _samples(step: Callable[[], object], secs: float) -> list[dict[str, float]]:
+    step()
+    samples, ends = [], time.perf_counter() + secs
+    while (began := time.perf_counter()) < ends:
+        steps = 0
+        while time.perf_counter() < began + max(_SHORTEST, secs / _SAMPLES):
+            step()
+            steps += 1
+        now = time.perf_counter()
+        samples.append({'time': now, 'step time': 1000 * (now - began) / steps, **_held()})
+    return samples
+
+
+def _held() -> dict[str, float]:
+    """What this process has of its system."""
+    with open('/proc/self/status') as lines:
+        found = {name: rest.split() for name, _, rest in (line.partition(':') for line in lines)}
+    files = len(os.listdir('/proc/self/fd'))
+    return {'resident memory': int(found['VmRSS'][0]) / 1024, 'threads': int(found['Threads'][0]), 'open files': files}
