@@ -45,6 +45,34 @@ def test_law_15_each_example_of_an_epoch_reaches_one_tower_once(strategy, n, pip
         assert run.variables()['examples_seen'] == 24 and run.variables()['global_step'] == 6
 
 
+@pytest.mark.parametrize('examples', [8, 9])
+@pytest.mark.parametrize('n', [1, 2, 4])
+def test_parts_that_are_copied_ahead_are_those_of_each_step(n, examples):
+    """Batches of 4, so 9 examples leave one for the first tower; then the data ends, and begins anew with the initializer."""
+    given = {'global_batch_size': 4, 'input_pipeline': 'sharded', 'exact_resume': False, 'train_epochs': 1}
+    found = []
+    for ahead in (False, True):
+        settings = harness.config('mirrored', n, prefetch_to_device=ahead, placement='strict', **given)
+        with harness.started(counting, lambda: tf.data.Dataset.range(examples), settings) as run:
+            source = run.program.step.input
+            if ahead and n > 1:
+                assert [part.features.device for part in source.batches] == [f'/device:CPU:{k + 1}' for k in range(n)]
+            assert source.position is None
+            for _ in range(2):
+                run.session.run(source.initializer)
+                found.append(seen(run, -(-examples // 4)).tolist())
+                with pytest.raises(tf.errors.OutOfRangeError):
+                    run.steps(1)
+                assert run.session.run(source.ended)
+    assert found == [found[0]] * 4
+
+
+@pytest.mark.parametrize('changes', [{}, {'input_pipeline': 'sharded'}, {'exact_resume': False}])
+def test_copying_ahead_is_refused_where_it_can_not_be_right(changes):
+    with pytest.raises(ValueError, match='^--prefetch_to_device .* give --input_pipeline=sharded --noexact_resume too, or leave it out.$'):
+        towers.Config(prefetch_to_device=True, **changes)
+
+
 @harness.each_split
 def test_law_15_a_batch_for_which_there_is_no_whole_round_is_used(strategy, n):
     """3 batches of one example for each tower: a program that deals whole batches to towers would drop the third."""

@@ -41,6 +41,7 @@ class InputConfig(Section):
         0, 'cut the dataset into so many shards; each machine reads only its own, other machines get those of a lost one; 0 = none'
     )
     prefetch: int | None = option(None, 'global batches made ahead of the step; chosen by tf.data if not given')
+    prefetch_to_device: bool = option(False, "copy a tower's part of the next batch to its device ahead; sharded, without exact_resume")
     train_epochs: int | None = option(None, 'passes over the training data after which training ends')
     exact_resume: bool = option(
         True, "checkpoints hold the input's position; data that has none (generators, random maps) is refused; off: epochs start anew"
@@ -53,6 +54,11 @@ class InputConfig(Section):
             not self.input_shards or self.input_pipeline == 'global',
             f'--input_shards={self.input_shards} gives each machine a pipeline of its own, got --input_pipeline={self.input_pipeline}; '
             'leave one of the two out.',
+        )
+        require(
+            not self.prefetch_to_device or (self.input_pipeline == 'sharded' and not self.exact_resume),
+            '--prefetch_to_device copies ahead from a pipeline for each tower, and what is ahead has no position; '
+            'give --input_pipeline=sharded --noexact_resume too, or leave it out.',
         )
         require(
             self.batch_size is None or self.global_batch_size is None,

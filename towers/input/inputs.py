@@ -17,6 +17,7 @@ from towers.input import cutting, passes, positions, single, splitting
 
 _nest = tf.nest
 SCOPE = 'input/'  # entered again by each part
+_ON_DEVICE = 2  # parts of batches that wait on a tower's device: one to be taken, one on its way
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,8 @@ def training(source: Source, section: config.InputConfig, towers: Sequence[struc
                 return dataset
             return repeated(source.passes.again(here=tower.host == towers[0].host), in_batches, section.train_epochs)
 
-        made, place = (_sharded if sharded else _global)(on, section.prefetch, towers)
+        pipelines = functools.partial(_sharded, ahead=section.prefetch_to_device) if sharded else _global
+        made, place = pipelines(on, section.prefetch, towers)
         if source.endless or section.train_epochs is None:
             # It has no end, so no error is one: an iterator whose run another operation cancelled may say that it has ended.
             made = dataclasses.replace(made, ended=tf.constant(False))
@@ -199,7 +201,7 @@ def _of_all(places: Sequence[Any]) -> tf.Tensor:
 
 
 def _sharded(
-    on: Callable[[structs.Tower], tf.data.Dataset], prefetch: int | None, towers: Sequence[structs.Tower]
+    on: Callable[[structs.Tower], tf.data.Dataset], prefetch: int | None, towers: Sequence[structs.Tower], *, ahead: bool
 ) -> tuple[structs.Input, tf.Tensor]:
     iterators, batches, totals, places = [], [], [], []
     for tower in towers:
@@ -207,6 +209,9 @@ def _sharded(
             dataset = on(tower)
             static = _nest.flatten(dataset.element_spec[1])[0].shape.as_list()[0]
             own = prefetched(dataset.map(splitting.slicer(tower.index, len(towers)), num_parallel_calls=1), prefetch)
+            if ahead:
+                own = own.apply(tf.data.experimental.prefetch_to_device(tower.devices[0], _ON_DEVICE))
+        with tf.device(tower.devices[0] if ahead else tower.host):
             iterator = tf.data.make_initializable_iterator(own)
             place, features, count, first, total = iterator.get_next()
         if static is not None:  # Known facts stay constants, as in the other pipeline.
@@ -216,8 +221,9 @@ def _sharded(
         totals.append(total)
         places.append(place)
         batches.append(structs.TowerBatch(features, count, first))
-    ended = tf.logical_not(iterators[0].get_next_as_optional().has_value())
-    position, restore = positions.make(iterators)
+    with tf.device(towers[0].devices[0] if ahead else None):
+        ended = tf.logical_not(iterators[0].get_next_as_optional().has_value())
+    position, restore = (None, None) if ahead else positions.make(iterators)
     return structs.Input(
         batches=tuple(batches),
         examples=totals[0],
