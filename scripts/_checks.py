@@ -1,7 +1,9 @@
 """The checks of check_gpu.py: each a command as a user types it, with a limit, and what its output must show."""
 
 import dataclasses
+import functools
 import json
+import math
 import os
 import pathlib
 import re
@@ -15,6 +17,18 @@ import tensorflow.compat.v1 as tf
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _STEPS, _TOLERANCE = 60, 1e-3  # convolutions on GPUs add in an order of their own
+_AHEAD = '--input_pipeline=sharded', '--noexact_resume'
+_IMAGES = '--model=resnet20', '--dataset=synthetic', '--data_args=shape=[32,32,3]', '--data_args=examples=[2048,64]'
+# What changes speed and no number: each alone, on the same network and batch as the first.
+_CHOICES = {
+    'as it is': (),
+    'mirrored': ('--strategy=mirrored',),
+    'collective': ('--strategy=collective',),
+    'channels first': ('--model_args=channels_first=true',),
+    'channels last, no rewriting': ('--graph_optimizer=off',),
+    'a pipeline for each tower': _AHEAD,
+    'the same, copied ahead': (*_AHEAD, '--prefetch_to_device'),
+}
 _SHOWN = 12  # lines of a failed command's output
 
 
@@ -94,6 +108,11 @@ def _checks(device: str, towers: int, folder: pathlib.Path) -> Iterator[Check]:
         yield Check('a share of each GPU', training('share', '--gpu_memory_fraction=0.3', '--nogpu_allow_growth'))
         yield Check("threads of the GPU's own", training('threads', '--gpu_thread_mode=gpu_private'))
     yield Check('an evaluator beside it', training('beside', '--evaluate'), tells=r'.*accuracy.*')
+    last = {'gpu': 200, 'cpu': 6}[device]
+    for choice, flags in _CHOICES.items():
+        place = f'speed {choice}'
+        arguments = training(place, *_IMAGES, *flags, f'--train_steps={last}', f'--log_steps={last // 2}')
+        yield Check(f'speed of ResNet-20, {choice}', arguments, functools.partial(_improper, folder / place), tells=r'^step .*examples/s')
     overhead = [str(ROOT / 'scripts/benchmark.py'), '--measure=overhead', '--rounds=5', *base]
     yield Check('speed', [argument for argument in overhead if not argument.startswith(('--train_steps', '--log_steps'))])
 
@@ -109,6 +128,12 @@ def _made(check: Check, limit_secs: float) -> tuple[str, list[str]]:
     if done.returncode:
         return f'exit code {done.returncode}', done.stdout.splitlines()[-_SHOWN:]
     return check.holds(done.stdout), re.findall(check.tells, done.stdout, re.MULTILINE)
+
+
+def _improper(folder: pathlib.Path, _: str) -> str:
+    """What is wrong with the last row of a run's metrics, '' where its loss is finite."""
+    rows = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
+    return '' if rows and math.isfinite(rows[-1]['loss']) else f'no finite loss in {len(rows)} rows'
 
 
 def _differ(one: pathlib.Path, other: pathlib.Path) -> str:

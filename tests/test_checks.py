@@ -46,3 +46,12 @@ def test_the_report_names_what_fails(monkeypatch):
     assert not results.good and results.lines[0].startswith('TensorFlow 2.')
     assert [line.split(' (')[0] for line in results.lines if line[:5] in ('holds', 'FAILS')] == ['holds  first', 'FAILS  second']
     assert any('ZeroDivisionError' in line for line in results.lines)
+
+
+@pytest.mark.parametrize(
+    ('rows', 'wrong'),
+    [('{"loss": 1.5}\n', ''), ('{"loss": 1.5}\n{"loss": NaN}\n', 'no finite loss in 2 rows'), ('', 'no finite loss in 0 rows')],
+)
+def test_a_run_whose_loss_is_not_finite(rows, wrong, tmp_path):
+    (tmp_path / 'metrics.jsonl').write_text(rows)
+    assert _checks._improper(tmp_path, 'output') == wrong

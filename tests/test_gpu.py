@@ -51,6 +51,8 @@ def step(**options):
         ({'num_gpus': 1, 'gpu_thread_mode': 'gpu_private', 'gpu_thread_count': 2}, 1, None),
         ({'num_gpus': 1, 'gpu_allocator': 'cuda_malloc_async'}, 1, None),
         ({'num_gpus': 1, 'xla': True}, 1, None),
+        ({'num_gpus': 2, 'towers_per_gpu': 2, 'strategy': 'collective'}, 2, None),
+        ({'num_gpus': 2, 'towers_per_gpu': 2, 'input_pipeline': 'sharded', 'exact_resume': False, 'prefetch_to_device': True}, 2, None),
     ],
 )
 def test_options_take_effect_and_change_no_number(options, towers_, limits):
