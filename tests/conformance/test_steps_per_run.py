@@ -13,7 +13,7 @@ from towers import errors
 from towers.checkpoint import manifest
 
 EXAMPLES, STEPS = 22, 17  # batches of 8: 8, 8, 6 in each pass
-TIMES = ('examples_per_sec', 'step_ms')
+TIMES = ('examples_per_sec', 'step_ms', 'input_wait')
 
 
 def dataset():
