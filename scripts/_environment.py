@@ -67,6 +67,10 @@ def tf_config(text: str) -> Found | None:
     if len(first) > 1:
         raise ValueError(f'TF_CONFIG: cluster.chief and cluster.master hold {len(first)} tasks; expected one at most.')
     machines = [*first, *cluster.get('worker', [])]
+    everyone = [(job, host) for job, hosts in cluster.items() if job != 'evaluator' for host in hosts]
+    for place, (job, host) in enumerate(everyone):
+        if host in [other for _, other in everyone[:place]]:
+            raise ValueError(f'TF_CONFIG: cluster.{job} holds {host!r}, which stands there twice; expected an address for each task.')
     if not machines:
         raise ValueError('TF_CONFIG: cluster.worker holds no task; expected one for each machine with towers.')
     job, index = _entry(task, 'type', str, 'task.'), _entry(task, 'index', int, 'task.')
@@ -109,8 +113,11 @@ def hosts_file(path: str) -> list[str]:
     Raises:
       ValueError: a line is neither, or there is none.
     """
-    with open(path, encoding='utf-8') as file:
-        lines = [line.partition('#')[0].strip() for line in file]
+    try:
+        with open(path, encoding='utf-8') as file:
+            lines = [line.partition('#')[0].strip() for line in file]
+    except OSError as error:
+        raise ValueError(f'--hosts_file={path} can not be read ({error.strerror}); expected a file of hosts, one a line.') from None
     hosts = [line if ':' in line else f'{line}:{_PORT}' for line in lines if line]
     if not hosts:
         raise ValueError(f'--hosts_file={path} names no host; expected host or host:port, one a line.')

@@ -16,7 +16,7 @@ from absl import logging
 
 from towers.cluster import board, spec
 
-_OWN_SECS = 30.0  # for a server to answer its own process
+_OWN_SECS, _FOREIGN_SECS = 30.0, 5.0  # for a server to answer its own process, at an address of this machine or another
 _COMPARED = ('tensorflow', 'towers')
 
 
@@ -50,7 +50,7 @@ def is_started() -> bool:
 
 
 def _start(cluster: spec.Cluster, task: spec.Task, proto: tf.ConfigProto) -> tuple[tf.train.Server, dict[str, Any]]:
-    check_port(task)
+    is_own = check_port(task)
     logging.warning(
         "%s: TensorFlow's server listens on port %d of every address of this machine, whatever host it is given, asks for no "
         'password and runs any graph it is sent; let only the machines of this run reach it.',
@@ -62,10 +62,16 @@ def _start(cluster: spec.Cluster, task: spec.Task, proto: tf.ConfigProto) -> tup
         raise ValueError(
             f'{task} could not be started ({error.message.splitlines()[0]}); is {task.address} free and of this machine?'
         ) from None
-    with board.Board(task, target=server.target, timeout_secs=_OWN_SECS) as own:
-        made = card(cluster, task, proto)
-        own.write(board.CARD, made)
-        own.write(board.ORDERS, {})
+    made = card(cluster, task, proto)
+    try:
+        with board.Board(task, target=server.target, timeout_secs=_OWN_SECS if is_own else _FOREIGN_SECS) as own:
+            own.write(board.CARD, made)
+            own.write(board.ORDERS, {})
+    except tf.errors.OpError as error:
+        raise ValueError(
+            f'{task} is not reached by its own process ({type(error).__name__}); is {task.host} this machine? Start it there, or give '
+            'an address of this machine (--master_host for that of the training).'
+        ) from None
     return server, made
 
 
@@ -95,8 +101,8 @@ def problem(own: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     return f'it has {" and ".join(differing)}; install the same versions on all machines' if differing else None
 
 
-def check_port(task: spec.Task) -> None:
-    """Makes sure that a task's port is free, without a wait.
+def check_port(task: spec.Task) -> bool:
+    """Makes sure that a task's port is free, without a wait; whether its address is one of this machine's.
 
     Raises:
       ValueError: it is taken, or the host's name is unknown.
@@ -106,7 +112,7 @@ def check_port(task: spec.Task) -> None:
     except OSError as error:
         raise ValueError(f'The host of {task} is not known here ({error}); correct its name or give its address.') from None
     family, kind, _, _, address = found[0]
-    everywhere = '::' if family == socket.AF_INET6 else '0.0.0.0'
+    everywhere, is_own = '::' if family == socket.AF_INET6 else '0.0.0.0', True
     for place in dict.fromkeys((str(address[0]), everywhere)):
         with contextlib.closing(socket.socket(family, kind)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -114,6 +120,8 @@ def check_port(task: spec.Task) -> None:
                 probe.bind((place, task.port))
             except OSError as error:
                 _explain(task, error, place)
+                is_own = False
+    return is_own
 
 
 def _explain(task: spec.Task, error: OSError, place: str) -> None:

@@ -87,7 +87,8 @@ class Cluster:
         tasks = {'worker': self.workers, 'ps': self.ps}[job]
         if not 0 <= index < len(tasks):
             hosts = ','.join(task.address for task in tasks) or 'none'
-            raise ValueError(f'--task_index={index} is no {job} of --{job}_hosts={hosts}; expected 0 to {len(tasks) - 1}.')
+            wanted = f'0 to {len(tasks) - 1}' if tasks else 'another job'
+            raise ValueError(f'--task_index={index} is no {job} of --{job}_hosts={hosts}; expected {wanted}.')
         return tasks[index]
 
 

@@ -280,6 +280,8 @@ class Config(
     def __post_init__(self) -> None:
         for section in SECTIONS:
             section.__post_init__(self)
+        text = f'--ps_hosts hold the variables of --strategy=parameter_server, got {self.strategy}, where the towers have them; drop one.'
+        require(not self.ps_hosts or self.strategy == 'parameter_server', text)
 
 
 def evaluation_devices(config: Config) -> DeviceConfig:

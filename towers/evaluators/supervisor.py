@@ -70,7 +70,7 @@ def of(config: config_lib.Config, datasets: structs.Dataset | Mapping[str, struc
 
 def check(config: config_lib.Config) -> None:
     """Raises ValueError where a training is asked for what it has no evaluator, or no averages, for."""
-    for name in ('eval_parts', 'eval_max_slowdown', 'eval_cadence'):
+    for name in ('eval_parts', 'eval_max_slowdown', 'eval_cadence', 'eval_threads', 'eval_nice', 'eval_restarts'):
         value, is_given = getattr(config, name), getattr(config, name) != getattr(config_lib.EvalConfig, name)
         config_lib.require(
             not config.eval_every_steps or not is_given,

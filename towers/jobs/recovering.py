@@ -38,6 +38,11 @@ class Reached:
     examples_per_sec: float = 0.0
 
 
+def start(found: manifest.Checkpoint | None) -> Reached:
+    """Where a run stands that goes on from a checkpoint; None = a new one."""
+    return Reached(0, 0, 0) if found is None else Reached(found.step, found.step, found.manifest.examples)
+
+
 @dataclasses.dataclass
 class Progress:
     """How far a run has come, for those who ask after the step has failed.

@@ -107,7 +107,10 @@ def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
             beside = closing.enter_context(supervisor.Supervisor(job.model, job.evaluators))
         link = closing.enter_context(connecting.connected(job.config, stop_event))
         attempt = functools.partial(_attempt, job, claim, stop_event)
-        reached = recovering.lasting(attempt, link, job.config, job.progress, stop_event)
+        if stop_event.is_set():  # while others were waited for
+            reached = dataclasses.replace(recovering.start(claim.found), stopped_by='signal')
+        else:
+            reached = recovering.lasting(attempt, link, job.config, job.progress, stop_event)
         reached.first_step = reached.first_step if job.progress.first is None else job.progress.first
         scores = _scores(job, reached, stop_event, beside)
         lacking = [each.name for each in job.evaluators if not scores.get(each.name)]
@@ -149,7 +152,7 @@ def _attempt(job: _Job, claim: run_directory.Claim, stop_event: threading.Event,
 def _train(job: _Job, made: program.Program, claim: run_directory.Claim, stop_event: threading.Event) -> recovering.Reached:
     """Makes the steps that are left, and leaves them saved."""
     config, step, found = job.config, made.step, claim.found
-    reached = recovering.Reached(0, 0, 0) if found is None else recovering.Reached(found.step, found.step, found.manifest.examples)
+    reached = recovering.start(found)
     if found is not None and made.total_steps is not None and found.step >= made.total_steps:
         logging.info('This run is done: it has reached step %d of %d.', found.step, made.total_steps)
         if not found.manifest.final:

@@ -46,9 +46,12 @@ def path_of(model_dir: str, pid: int) -> str:
 
 
 def write(model_dir: str, place: Place) -> None:
-    """Writes the file, which its owner alone can read, whole or not at all."""
+    """Writes the file, which its owner alone can read, whole or not at all; those of dead processes of this machine go."""
     path = path_of(model_dir, place.pid)
     os.makedirs(os.path.dirname(path), exist_ok=True)
+    for other in _places(os.path.dirname(path)):
+        if other.machine == place.machine and not other.lives:
+            remove(model_dir, other.pid)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(f'{path}.tmp')
     with os.fdopen(os.open(f'{path}.tmp', os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), 'w') as file:
@@ -64,11 +67,14 @@ def remove(model_dir: str, pid: int) -> None:
 
 def find(model_dir: str) -> Place | None:
     """Where a training of this machine serves the variables of a run; None where none does."""
-    folder = os.path.join(model_dir, FOLDER)
     with contextlib.suppress(FileNotFoundError):
-        found = [_read(os.path.join(folder, name)) for name in sorted(filter(_FILE.fullmatch, os.listdir(folder)))]
-        return next((place for place in found if place is not None and place.lives), None)
+        return next((place for place in _places(os.path.join(model_dir, FOLDER)) if place.lives), None)
     return None
+
+
+def _places(folder: str) -> list[Place]:
+    found = [_read(os.path.join(folder, name)) for name in sorted(filter(_FILE.fullmatch, os.listdir(folder)))]
+    return [place for place in found if place is not None]
 
 
 def _read(path: str) -> Place | None:

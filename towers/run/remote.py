@@ -1,5 +1,6 @@
 """A session on a server, whose steps have a limit in the runtime's own count."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ from absl import logging
 
 from towers.run import signals
 
-_CLOSE_SECS = 2.0
+_CLOSE_SECS, _LOST_SECS = 30.0, 2.0  # where all machines answered, which a busy one may take long for, and where a call has failed
 
 
 class RemoteSession(tf.Session):
@@ -26,11 +27,16 @@ class RemoteSession(tf.Session):
     def __init__(self, target: str, graph: tf.Graph, proto: tf.ConfigProto, step_secs: float) -> None:
         super().__init__(target, graph=graph, config=proto)
         self._limit_ms = int(1000 * step_secs)
+        self._close_secs = _CLOSE_SECS
 
     def close(self) -> None:
         """As in TensorFlow, but not waiting for a machine that does not answer."""
-        if not signals.within(_CLOSE_SECS, super().close):
+        if not signals.within(self._close_secs, self._close):
             logging.info('The session is left behind, as a machine does not answer.')
+
+    def _close(self) -> None:
+        with contextlib.suppress(tf.errors.OpError):  # a machine is gone
+            super().close()
 
     def make_callable(self, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Callable[..., Any]:
         """As in TensorFlow; options given by the caller replace the limit, unless they leave it open."""
@@ -47,7 +53,11 @@ class RemoteSession(tf.Session):
                 limited.CopyFrom(options)
                 limited.timeout_in_ms = self._limit_ms
                 options = limited
-            result = prepared(*args, options=options, run_metadata=run_metadata)
+            try:
+                result = prepared(*args, options=options, run_metadata=run_metadata)
+            except tf.errors.OpError:
+                self._close_secs = _LOST_SECS
+                raise
             called = True
             return result
 
