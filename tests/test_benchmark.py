@@ -176,7 +176,7 @@ def test_a_soak_sees_what_a_training_leaves_behind(tmp_path):
     kept = []
 
     def leaking():
-        kept.append((open(tmp_path / f'file-{len(kept)}', 'w'), bytearray(2**18)))
+        kept.append((open(tmp_path / f'file-{len(kept)}', 'w'), b'x' * 2**20))
         time.sleep(0.01)
 
     try:

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import config
 from towers.checkpoint import manifest
-from towers.hooks import checkpointing
+from towers.hooks import checkpointing, every
 
 
 class Notes:
@@ -63,7 +63,7 @@ def test_by_steps(settings, steps, expected):
 def test_by_default_a_save_comes_when_the_last_one_is_paid_for():
     now = [0.0]
     hook, saver = made(clock=lambda: now[0])
-    saver.spent = 0.0125
+    saver.spent = 2.5 * every.SHARE
     saved = []
     for step in range(1, 1001):
         now[0] += 0.01
