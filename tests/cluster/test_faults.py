@@ -67,7 +67,7 @@ def test_a_killed_worker_that_is_started_again_costs_no_example(machines, traini
         weights = 4 * (4 * 8 + 8)
         assert weights <= shown[f'cluster/worker_{worker}/bytes_in'] < 1.5 * weights  # and some numbers about the batch
         assert shown[f'cluster/worker_{worker}/bytes_out'] >= weights
-        assert shown[f'cluster/worker_{worker}/work_ms'] > 0
+        assert shown[f'cluster/worker_{worker}/work_ms'] > 0 and shown[f'cluster/worker_{worker}/examples_per_sec'] > 0
     going_on = re.search(r'from step (\d+) the run goes on at step (\d+)', training.command.text())
     assert 14 <= int(going_on[1]) <= int(going_on[2]) < STEPS  # the variables are on the master, which lives
 

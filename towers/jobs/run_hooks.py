@@ -1,5 +1,6 @@
 """The hooks of a training, and what else looks after its steps, each made from a program and what was asked."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -133,10 +134,20 @@ def reporting(
         summary.SummaryHook(
             step, when=every.often(config.summary_steps, _SUMMARY_STEPS, clock), write=reports.events.summary, seen=around.seen
         ),
-        *[network.NetworkHook(step.step, when=every.often(config.summary_steps, _SUMMARY_STEPS, clock), write=reports.events.scalars)]
-        * bool(made.site.target),
+        *([_network(made, config, reports, clock)] if made.site.target else []),
         *_serving(made, config, closing),
     ]
+
+
+def _network(made: program.Program, config: config_lib.Config, reports: writers.Reports, clock: Callable[[], float]) -> network.NetworkHook:
+    towers = collections.Counter(network.task_of(tower.host) for tower in made.placement.towers)
+    each = config.examples_per_step(towers.total()) / towers.total()
+    return network.NetworkHook(
+        made.step.step,
+        when=every.often(config.summary_steps, _SUMMARY_STEPS, clock),
+        write=reports.events.scalars,
+        examples={task: count * each for task, count in towers.items()},
+    )
 
 
 def timed(hooks: Sequence[tf.train.SessionRunHook], seen: looks.Looks) -> None:
