@@ -1,13 +1,8 @@
 """What the product costs over a bare prepared callable, in one process: the same graph, session, fetches of most steps, and input."""
 
-import contextlib
-import dataclasses
-import os
-import tempfile
-
-from scripts import _flags, _measure, _zoo
+from scripts import _measure
 from scripts._bench import running
-from towers.jobs import program, stepping
+from towers.jobs import stepping
 
 
 def measure(values: object, *, rounds: int, steps: int) -> dict[str, str]:
@@ -18,12 +13,7 @@ def measure(values: object, *, rounds: int, steps: int) -> dict[str, str]:
       rounds: slices of each side.
       steps: steps in a slice.
     """
-    work = _zoo.load(values)
-    with tempfile.TemporaryDirectory(prefix='towers-benchmark-') as folder:
-        config = dataclasses.replace(_flags.to_config(values, work.recipe), model_dir=folder, train_steps=10**9)
-        made = program.make(work.model, work.dataset, config)
-        # The progress lines are written, as in a training, to where nobody reads them.
-        with open(os.devnull, 'w') as unread, contextlib.redirect_stdout(unread), running.opened(made, config) as (master, step):
-            bare = master.raw_session().make_callable(stepping.bare(made.step))
-            rates = _measure.in_turn({'towers': step, 'bare callable': bare}, rounds=rounds, steps=steps)
+    with running.asked_for(values) as (made, master, step):
+        bare = master.raw_session().make_callable(stepping.bare(made.step))
+        rates = _measure.in_turn({'towers': step, 'bare callable': bare}, rounds=rounds, steps=steps)
     return _measure.table(rates)

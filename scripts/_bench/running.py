@@ -1,11 +1,16 @@
 """A training as a user has it, step by step: all hooks, reports and checkpoints, as many numbers fetched as its own loop fetches."""
 
 import contextlib
+import dataclasses
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 import towers
+from scripts import _flags, _zoo
 from towers.jobs import program, run_hooks, stepping, training
 from towers.run import session
 
@@ -26,3 +31,15 @@ def opened(
             return made
 
         yield master, step
+
+
+@contextlib.contextmanager
+def asked_for(values: Any) -> Iterator[tuple[program.Program, session.MasterSession, Callable[[], stepping.Made]]]:
+    """The training that flags ask for, without an end and in a folder of its own: its program, and what `opened` gives."""
+    work = _zoo.load(values)
+    with tempfile.TemporaryDirectory(prefix='towers-benchmark-') as folder:
+        config = dataclasses.replace(_flags.to_config(values, work.recipe), model_dir=folder, train_steps=10**9)
+        made = program.make(work.model, work.dataset, config)
+        # The progress lines are written, as in a training, to where nobody reads them.
+        with open(os.devnull, 'w') as unread, contextlib.redirect_stdout(unread), opened(made, config) as (master, step):
+            yield made, master, step

@@ -1,18 +1,14 @@
 """A training for a given time: how its step time, memory, threads and open files move, by the hour."""
 
-import contextlib
 import dataclasses
 import itertools
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scripts import _flags, _zoo
 from scripts._bench import running
-from towers.jobs import program
 
 _SAMPLES, _WARM_SHARE, _SHORTEST = 60, 0.2, 0.1  # in a run; what comes first of it and isn't counted; seconds of a sample
 
@@ -68,12 +64,8 @@ def measure(values: Any, *, secs: float) -> tuple[dict[str, str], list[str]]:
       values: the flags of a training.
       secs: how long it trains.
     """
-    work = _zoo.load(values)
-    with tempfile.TemporaryDirectory(prefix='towers-benchmark-') as folder:
-        config = dataclasses.replace(_flags.to_config(values, work.recipe), model_dir=folder, train_steps=10**9)
-        made = program.make(work.model, work.dataset, config)
-        with open(os.devnull, 'w') as unread, contextlib.redirect_stdout(unread), running.opened(made, config) as (_, step):
-            return judged(_samples(step, secs))
+    with running.asked_for(values) as (_, _, step):
+        return judged(_samples(step, secs))
 
 
 def judged(samples: Sequence[Mapping[str, float]]) -> tuple[dict[str, str], list[str]]:
