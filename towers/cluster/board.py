@@ -28,20 +28,29 @@ class Board(contextlib.AbstractContextManager):
     """
 
     def __init__(self, task: spec.Task, *, target: str | None = None, timeout_secs: float):
-        proto = tf.ConfigProto(operation_timeout_in_ms=max(1, int(1000 * timeout_secs)), device_filters=[task.device])
+        self._target = target or f'grpc://{task.address}'
+        self._proto = proto = tf.ConfigProto(operation_timeout_in_ms=max(1, int(1000 * timeout_secs)), device_filters=[task.device])
         proto.rpc_options.use_rpc_for_inprocess_master = True  # no limit holds otherwise
         self._read, self._write = {}, {}
-        with tf.Graph().as_default() as graph, tf.device(f'{task.device}/cpu:0'):
+        with tf.Graph().as_default() as self._graph, tf.device(f'{task.device}/cpu:0'):
             self._text = tf.placeholder(tf.string, [])
             for name in (CARD, ORDERS):
                 note = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=name, container=_CONTAINER)
                 self._write[name] = tf.raw_ops.AssignVariableOp(resource=note, value=self._text)
                 self._read[name] = tf.raw_ops.ReadVariableOp(resource=note, dtype=tf.string)
-        self._session = tf.Session(target or f'grpc://{task.address}', graph=graph, config=proto)
+        self._session = self._connected()
 
     def __exit__(self, *error: Any) -> None:
         with contextlib.suppress(tf.errors.OpError):
             self._session.close()
+
+    def connect_anew(self) -> None:
+        """For the server may be another one by now, and a connection outlives none."""
+        self.__exit__()
+        self._session = self._connected()
+
+    def _connected(self) -> tf.Session:
+        return tf.Session(self._target, graph=self._graph, config=self._proto)
 
     def read(self, name: str) -> dict[str, Any]:
         """A note.

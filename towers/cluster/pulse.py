@@ -56,8 +56,7 @@ class Pulse(contextlib.AbstractContextManager):
 
     def _beat(self, task: spec.Task) -> None:
         number = 0
-        with contextlib.ExitStack() as kept:
-            writer = kept.enter_context(board.Board(task, timeout_secs=_TRY_SECS))
+        with board.Board(task, timeout_secs=_TRY_SECS) as writer:
             while not self._ends.is_set():
                 number += 1
                 started = time.monotonic()
@@ -65,10 +64,9 @@ class Pulse(contextlib.AbstractContextManager):
                     writer.write(board.ORDERS, self._orders(number))
                     self._answers[task] = True
                     self._answered[task] = time.monotonic()
-                except tf.errors.OpError:  # gone, frozen, or another one by now: a connection outlives no server
+                except tf.errors.OpError:  # gone, frozen, or another one by now
                     self._answers[task] = False
-                    kept.close()
-                    writer = kept.enter_context(board.Board(task, timeout_secs=_TRY_SECS))
+                    writer.connect_anew()
                 self._ends.wait(max(0.05, BEAT_SECS - (time.monotonic() - started)))
             # One that answered lately may be too busy for each beat, or find its server broken and begin anew.
             is_there = time.monotonic() - self._answered.get(task, float('-inf')) < _LATELY_SECS
@@ -78,8 +76,7 @@ class Pulse(contextlib.AbstractContextManager):
                     writer.write(board.ORDERS, {**self._orders(number + 1), OVER: True})
                     return
                 except tf.errors.OpError:
-                    kept.close()
-                    writer = kept.enter_context(board.Board(task, timeout_secs=_TRY_SECS))
+                    writer.connect_anew()
                     time.sleep(BEAT_SECS)
 
     def _orders(self, number: int) -> Mapping[str, Any]:

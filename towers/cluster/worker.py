@@ -1,6 +1,5 @@
 """What a worker or parameter task does: it serves, and looks after whether there is a master."""
 
-import contextlib
 import dataclasses
 import enum
 import threading
@@ -58,10 +57,10 @@ def watch(
       clock: seconds that never go back.
     """
     master = _Master()
-    with _Own(task, target) as own:
+    with board.Board(task, target=target, timeout_secs=_READ_SECS) as own:
         looked = answered = clock()
         while not stop.wait(_LOOK_SECS):
-            orders = own.orders()
+            orders = _orders(task, own)
             now = clock()
             if orders is None and now - answered > _BROKEN_SECS and not keeps:
                 return Ended.BROKEN
@@ -76,29 +75,14 @@ def watch(
     return Ended.SIGNAL
 
 
-class _Own(contextlib.AbstractContextManager):
-    """The orders on a task's own server; a connection that fails is made anew."""
-
-    def __init__(self, task: spec.Task, target: str) -> None:
-        self._task, self._target = task, target
-        self._kept = contextlib.ExitStack()
-        self._connect()
-
-    def __exit__(self, *error: Any) -> None:
-        self._kept.close()
-
-    def orders(self) -> dict[str, Any] | None:
-        """The orders; None where the server does not answer."""
-        try:
-            return self._board.read(board.ORDERS)
-        except tf.errors.OpError as error:  # so busy that it does not answer itself, or the connection is broken
-            logging.warning('%s: its own server does not answer (%s).', self._task, _reason(error))
-        self._kept.close()
-        self._connect()
-        return None
-
-    def _connect(self) -> None:
-        self._board = self._kept.enter_context(board.Board(self._task, target=self._target, timeout_secs=_READ_SECS))
+def _orders(task: spec.Task, own: board.Board) -> dict[str, Any] | None:
+    """The orders on a task's own server; None where it does not answer, and then the connection is made anew."""
+    try:
+        return own.read(board.ORDERS)
+    except tf.errors.OpError as error:  # so busy that it does not answer itself, or the connection is broken
+        logging.warning('%s: its own server does not answer (%s).', task, _reason(error))
+    own.connect_anew()
+    return None
 
 
 def _reason(error: tf.errors.OpError) -> str:
