@@ -2,8 +2,9 @@
 
 By default what the product costs over a bare prepared callable on the same graph (model and dataset by flags), then the
 workloads against one device, the classic loop and tf.distribute, each side in a process of its own, in turn. With
---measure=evaluator the training of the flags with an evaluator at work all the time, against without; with --measure=machines
-over two processes of this machine, against one; with --measure=soak for --secs seconds, failing where time or memory of a step grow.
+--measure=evaluator the training of the flags with an evaluator that always has something to evaluate, and pauses as
+--eval_max_slowdown says, against without; with --measure=machines over two processes of this machine, against one; with
+--measure=soak for --secs seconds, failing where time or memory of a step grow.
 """
 
 import os

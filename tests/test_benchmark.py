@@ -124,14 +124,39 @@ def test_the_four_workloads_are_what_they_are_called():
     assert sizes == {'w1': (79_510, 4), 'w3': (25_557_032, 161), 'w4': (6_400_650, 3)}
 
 
+def beside_flags(*more):
+    values, argv = options.define(), ['benchmark.py', '--measure=evaluator', '--device=cpu', '--model=mlp', '--dataset=digits', *more]
+    values(argv)
+    return values, argv
+
+
 def test_a_training_is_measured_with_an_evaluator_and_without(monkeypatch):
     monkeypatch.setattr(beside, '_SLICE_SECS', 0.05)
-    values, argv = options.define(), ['benchmark.py', '--measure=evaluator', '--device=cpu', '--model=mlp', '--dataset=digits']
-    values(argv)
+    values, argv = beside_flags('--eval_max_slowdown=1')
     assert options.names(values).parts == ['evaluator']
     found = beside.measure(values, argv, rounds=3)
     rates = [float(found[f'{name}, steps/s (median)']) for name in ('training alone', 'with an evaluator')]
     assert min(rates) > 0 and re.fullmatch(r'\d\.\d{3} \(\d\.\d{3} to \d\.\d{3}\)', found['with / alone (median, quartiles)'])
+    assert float(found["the evaluator's processor time / time (median)"]) >= 0
+
+
+def test_the_evaluator_of_a_measurement_yields_to_it_and_is_held(monkeypatch, capfd):
+    texts, used = [''], []
+
+    def in_turn(step, tell, pid, rounds):
+        tell('go')
+        while 'A training is at work in' not in texts[0]:
+            step()
+            texts[0] += capfd.readouterr().err
+        tell('hold')
+        for _ in range(2):
+            used.append(beside._processor_secs(pid))
+            time.sleep(0.3)
+        return [(beside.Slice(1.0, 0.0), beside.Slice(1.0, 0.0))]
+
+    monkeypatch.setattr(beside, '_in_turn', in_turn)
+    beside.measure(*beside_flags(), rounds=1)
+    assert 1 < used[0] <= used[1] < used[0] + 0.1
 
 
 def test_without_anything_to_evaluate_on_it_says_so():

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import runs
 import starter
+import tensorflow.compat.v1 as tf
 
 import towers
 from models.data import digits
 from scripts import models
+from towers import identity, structs
 from towers.evaluators import evaluation, pace
 from towers.sessions import ledger, membership
 
@@ -50,10 +52,22 @@ class World:
             self.point = pace.Point(self.now + secs * (last - before) / (self.steps - before), int(last))
         self.now, self.worked = self.now + secs, self.worked + secs * part
 
-    def run(self, asked, secs):
-        """Runs so long; returns (part of its speed that the training lost, part of the time that the evaluator worked)."""
-        began, steps, worked, busy = self.now, self.steps, self.worked, 0.0
+    def run(self, asked, secs, *, batches=0):
+        """Runs so long; returns (part of its speed that the training lost, part of the time that the evaluator worked).
+
+        Args:
+          asked: the evaluator's Pace.
+          secs: simulated ones.
+          batches: in one evaluation, after which the next one begins; 0 = there is but one.
+        """
+        began, steps, worked, busy, left_over = self.now, self.steps, self.worked, 0.0, batches
         while self.now - began < secs:
+            if busy and batches:
+                left_over -= 1
+                if not left_over:
+                    left_over = batches
+                    self.passes(0.1, 0.0)
+                    asked.begin(self.now)
             left = asked.wait(self.now, busy, self.point)
             busy = 0.0 if left else self.batch
             self.passes(left or self.batch, 0.0 if left else 1.0)
@@ -61,8 +75,8 @@ class World:
         return 1 - (self.steps - steps) / span / self.rate, (self.worked - worked) / span
 
 
-def begun(limit, world):
-    made = pace.Pace(limit)
+def begun(limit, world, cost=1.0):
+    made = pace.Pace(limit, cost)
     made.begin(world.now)
     return made
 
@@ -101,6 +115,42 @@ def test_before_anything_is_known_work_is_taken_to_cost_everything():
     assert lost < 0.12
 
 
+@pytest.mark.parametrize('cost', [0.05, 0.4, 1.0])
+@pytest.mark.parametrize('believed', [1 / 16, 0.5, 1.0])
+def test_what_is_believed_says_how_much_is_worked_at_first_and_is_forgotten(believed, cost):
+    world = World(cost=cost)
+    asked = begun(0.05, world, believed)
+    assert asked.share == pytest.approx(0.04 / believed)
+    world.run(asked, 300)
+    lost, worked = world.run(asked, 700)
+    assert lost <= 0.05 * 1.05 and worked >= 0.45 * min(1.0, 0.05 / cost)
+
+
+@pytest.mark.parametrize('batches', [1, 3])
+def test_evaluations_that_follow_one_another_are_measured_as_one(batches):
+    world = World(cost=0.3)
+    asked = begun(0.05, world)
+    world.run(asked, 300, batches=batches)
+    lost, worked = world.run(asked, 700, batches=batches)
+    assert asked.measured == 10 and lost <= 0.05 * 1.05 and worked >= 0.45 * 0.05 / 0.3
+
+
+def test_an_evaluation_begins_behind_the_pause_that_the_last_batch_of_another_is_followed_by():
+    world = World(cost=1.0)
+    asked = begun(0.1, world)
+    world.run(asked, 100)
+    while asked.wait(world.now, 0.0, world.point):
+        world.passes(0.1, 0.0)
+    world.passes(8.0, 1.0)
+    assert asked.wait(world.now, 8.0, world.point) > 0
+    began = world.now
+    world.passes(10.0, 0.0)
+    asked.begin(world.now)
+    while asked.wait(world.now, 0.0, world.point):
+        world.passes(0.1, 0.0)
+    assert world.now - began > 60
+
+
 @pytest.mark.parametrize('rate', [0.0, 0.02])
 def test_a_training_that_can_not_be_measured_leaves_the_share_as_it_is_and_the_evaluator_goes_on(rate):
     world = World(rate=max(rate, 1e-9), cost=1.0)
@@ -132,35 +182,88 @@ def test_a_row_that_is_whole_says_when_it_was_written(tmp_path):
     assert pace.newest_row(str(path)).step == 9
 
 
-@pytest.mark.parametrize('changes', [{'role': 'evaluator'}, {'machine': 'another'}, {'pid': 2**22 - 5, 'started': 1}])
-def test_who_has_no_training_beside_it_does_not_wait(tmp_path, changes):
-    folder = tmp_path / membership.FOLDER
-    folder.mkdir()
-    ledger.write(str(folder), ledger.Entry(**{'role': 'master', 'step': 4, **changes}))
-    yielder = pace.Yielder(str(tmp_path), 0.1)
-    yielder.begin()
-    for _ in range(3):
-        yielder.between(threading.Event())
-    assert yielder.pace.measured == 0
+OTHER = {'pid': os.getppid(), 'started': identity.start_of(os.getppid())}  # a process that lives
 
 
-def test_a_signal_ends_the_wait(tmp_path):
+def register(tmp_path, **fields):
+    """Writes the entry of a session that lives, of another process unless `fields` say which."""
     folder = tmp_path / membership.FOLDER
-    folder.mkdir()
-    ledger.write(str(folder), ledger.Entry(role='master', step=4))
+    folder.mkdir(exist_ok=True)
+    ledger.write(str(folder), ledger.Entry(**{**OTHER, **fields}))
+
+
+def waits(yielder):
+    """Whether a Yielder waits before a first batch; where nothing is known of the training that would be for a minute."""
     stop = threading.Event()
-    threading.Timer(0.3, stop.set).start()
-    yielder = pace.Yielder(str(tmp_path), 0.1)
+    ending = threading.Timer(0.3, stop.set)
+    ending.start()
     yielder.begin()
-    yielder.between(stop)  # nothing is known of the training, so it would wait for a minute
-    assert stop.is_set()
+    yielder.between(stop)
+    ending.cancel()
+    return stop.is_set()
+
+
+@pytest.mark.parametrize(
+    'changes', [{'role': 'evaluator'}, {'machine': 'another'}, {'pid': 2**22 - 5, 'started': 1}, {'pid': os.getpid(), 'started': None}]
+)
+def test_who_has_no_training_beside_it_does_not_wait(tmp_path, changes):
+    register(tmp_path, **{'role': 'master', 'step': 4, **changes})
+    assert not waits(pace.Yielder(str(tmp_path), 0.1))
+
+
+def test_a_signal_ends_the_wait_which_is_told_of_once(tmp_path, caplog):
+    register(tmp_path, role='master', step=4)
+    with caplog.at_level('INFO', 'absl'):
+        yielder = pace.Yielder(str(tmp_path), 0.1)
+        assert waits(yielder) and waits(yielder)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1 and str(tmp_path) in told[0] and '--eval_max_slowdown=0.1' in told[0] and 'works 8 %' in told[0]
+
+
+@pytest.mark.parametrize(('row', 'waited'), [(None, False), (7, False), (8, True)])
+def test_a_training_that_is_done_is_not_waited_for_and_one_that_goes_on_is(tmp_path, row, waited):
+    register(tmp_path, role='master')
+    runs.publish(tmp_path, 5)
+    assert waits(pace.Yielder(str(tmp_path), 0.1))
+    runs.publish(tmp_path, 7, final=True)
+    if row is not None:
+        (tmp_path / 'metrics.jsonl').write_text(f'{{"step": {row}}}\n')
+    assert waits(pace.Yielder(str(tmp_path), 0.1)) is waited
+
+
+@pytest.mark.parametrize('others', [0, 2])
+def test_evaluators_on_one_machine_share_the_limit(tmp_path, others):
+    register(tmp_path, role='master', step=4)
+    for name in ('own', *map(str, range(others))):
+        register(tmp_path, role='evaluator', name=name)
+    register(tmp_path, role='evaluator', name='far', machine='another')
+    register(tmp_path, role='evaluator', name='dead', pid=2**22 - 5, started=1)
+    yielder = pace.Yielder(str(tmp_path), 0.3)
+    assert waits(yielder) and yielder.pace.share == pytest.approx(0.24 / (1 + others))
+
+
+@pytest.mark.parametrize(
+    ('fake', 'threads', 'cores', 'cost'),
+    [(True, (1, 1), 16, 1 / 16), (True, (1, 1), 2, 0.5), (True, (4, 1), 2, 1.0), (True, (1, 2), 8, 0.25), (True, (0, 1), 8, 1.0),
+     (False, (1, 1), 16, 1.0)],
+)  # fmt: skip
+def test_work_on_the_cpu_is_believed_to_cost_the_cores_that_it_keeps_busy(monkeypatch, fake, threads, cores, cost):
+    monkeypatch.setattr(identity, 'cores', lambda: cores)
+    proto = tf.ConfigProto(intra_op_parallelism_threads=threads[0], inter_op_parallelism_threads=threads[1])
+    assert pace.believed(structs.Placement((), '/cpu:0', fake, ''), proto) == cost
+
+
+@pytest.mark.parametrize(('settings', 'share'), [({}, 0.16), ({'eval_max_slowdown': 0.1}, 0.32), ({'eval_max_slowdown': 1}, None)])
+def test_an_evaluator_yields_by_default_and_at_a_limit_of_1_not_at_all(tmp_path, settings, share):
+    made = pace.of(runs.config(tmp_path, **settings), 0.25)
+    assert (made and made.pace.share) == (share and pytest.approx(share))
 
 
 @pytest.mark.parametrize(
     ('settings', 'message'),
     [
-        ({'eval_max_slowdown': 0.0}, 'above 0 and below 1, got 0.0; give e.g. 0.1'),
-        ({'evaluator': ('a:max_slowdown=2',)}, 'above 0 and below 1, got 2'),
+        ({'eval_max_slowdown': 0.0}, 'above 0 and at most 1, got 0.0; give e.g. 0.05, or 1'),
+        ({'evaluator': ('a:max_slowdown=2',)}, 'above 0 and at most 1, got 2'),
     ],
 )
 def test_wrong_use_says_what_to_do(settings, message):
@@ -175,7 +278,7 @@ def test_a_real_training_is_measured_and_evaluated_exactly(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as training:
         try:
             starter.wait_for(lambda: (tmp_path / 'ckpt-10.json').exists())
-            given = runs.config(tmp_path, eval_batch_size=2, eval_max_slowdown=0.5)
+            given = runs.config(tmp_path, eval_batch_size=2)
             made = []
             original = pace.Yielder.between
 
@@ -190,7 +293,7 @@ def test_a_real_training_is_measured_and_evaluated_exactly(tmp_path):
         finally:
             training.kill()
     plain = evaluation.once(
-        models.build('mlp'), digits.load().test, dataclasses.replace(given, eval_name='own', eval_max_slowdown=None), checkpoint=10
+        models.build('mlp'), digits.load().test, dataclasses.replace(given, eval_name='own', eval_max_slowdown=1), checkpoint=10
     )
     assert found['examples'] == plain['examples'] and found['accuracy'] == plain['accuracy']
     assert len(made) == found['examples'] // 2 + 1 and made[0]._alone and made[0]._alone[0] > 0

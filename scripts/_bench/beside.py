@@ -1,9 +1,9 @@
-"""What an evaluator that works all the time costs a training on the same machine: slices with it, and slices in which it is stopped."""
+"""What the evaluator of the flags costs a training in whose run directory it works: slices with it, and slices in which it is held."""
 
 import contextlib
 import dataclasses
 import os
-import signal
+import pathlib
 import statistics
 import subprocess
 import sys
@@ -11,18 +11,27 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import towers
-from scripts import _flags, _measure, _zoo
+from scripts import _flags, _zoo
 from scripts._bench import running
-from towers.jobs import program
+from towers import config as config_lib
 
-_SLICE_SECS, _SETTLE_SECS, _START_SECS = 0.6, 0.05, 300.0
+_SLICE_SECS, _SETTLE_SECS, _START_SECS, _ANSWER_SECS = 9.0, 0.05, 300.0, 120.0
+_NO_EVALUATOR = {field.name: field.default for field in dataclasses.fields(config_lib.EvalConfig)}
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
+class Slice(NamedTuple):
+    """The training's steps per second, and the evaluator's seconds of processor time per second."""
+
+    rate: float
+    used: float
+
+
 def measure(values: object, argv: list[str], *, rounds: int) -> dict[str, str]:
-    """The training's rates without and with an evaluator and their ratio, as rows of a table.
+    """The training's rates without and with an evaluator, their ratio, and how much that worked, as rows of a table.
 
     Args:
       values: the flags of a training.
@@ -37,60 +46,75 @@ def measure(values: object, argv: list[str], *, rounds: int) -> dict[str, str]:
         raise ValueError('--measure=evaluator needs an evaluation dataset, got none; give --eval_dataset.')
     with tempfile.TemporaryDirectory(prefix='towers-benchmark-') as folder, contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, 'w'))))  # the progress lines
-        config = dataclasses.replace(_flags.to_config(values, work.recipe), model_dir=os.path.join(folder, 'evaluated'), train_steps=1)
-        towers.train(work.model, work.dataset, config)
-        config = dataclasses.replace(config, model_dir=os.path.join(folder, 'measured'), train_steps=10**9)
-        made = program.make(work.model, work.dataset, config)
-        _, step = stack.enter_context(running.opened(made, config))
-        beside = stack.enter_context(_evaluator([*argv, f'--model_dir={folder}/evaluated']))
-        return _table(_in_turn(step, beside, rounds))
+        config = dataclasses.replace(_flags.to_config(values, work.recipe), model_dir=folder, train_steps=1)
+        towers.train(work.model, work.dataset, dataclasses.replace(config, **_NO_EVALUATOR))
+        step = stack.enter_context(running.gone_on(work, dataclasses.replace(config, train_steps=10**9)))
+        tell, pid = stack.enter_context(_evaluator([*argv, f'--model_dir={folder}']))
+        return _table(_in_turn(step, tell, pid, rounds))
 
 
-def _in_turn(step: Callable[[], object], beside: int, rounds: int) -> list[tuple[float, float]]:
-    """Steps per second without and with the evaluator, round by round, after a first round that isn't counted."""
-    steps = _measure.steps_in(_SLICE_SECS, lambda count: _timed(step, count))
-    rates = []
+def _in_turn(step: Callable[[], Any], tell: Callable[[str], None], pid: int, rounds: int) -> list[tuple[Slice, Slice]]:
+    """Slices without and with the evaluator, round by round, after a first round that isn't counted."""
+    slices = []
     for _ in range(rounds + 1):
         pair = []
-        for wanted in (signal.SIGSTOP, signal.SIGCONT):
-            os.kill(beside, wanted)
+        for word in ('hold', 'go'):
+            tell(word)
             time.sleep(_SETTLE_SECS)
-            pair.append(steps / _timed(step, steps))
-        rates.append((pair[0], pair[1]))
-    return rates[1:]
+            pair.append(_slice(step, pid))
+        slices.append((pair[0], pair[1]))
+    return slices[1:]
 
 
-def _timed(step: Callable[[], object], steps: int) -> float:
-    began = time.perf_counter()
-    for _ in range(steps):
+def _slice(step: Callable[[], Any], pid: int) -> Slice:
+    began, used, steps = time.perf_counter(), _processor_secs(pid), 0
+    while (secs := time.perf_counter() - began) < _SLICE_SECS:
         step()
-    return time.perf_counter() - began
+        steps += 1
+    return Slice(steps / secs, (_processor_secs(pid) - used) / secs)
+
+
+def _processor_secs(pid: int) -> float:
+    fields = pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')
 
 
 @contextlib.contextmanager
-def _evaluator(argv: list[str]) -> Iterator[int]:
-    """The number of an evaluator's process at work, which is gone after the `with` block."""
+def _evaluator(argv: list[str]) -> Iterator[tuple[Callable[[str], None], int]]:
+    """What tells an evaluator's process a word and waits until it has done so, and its number; it is gone after the `with` block."""
     command = [sys.executable, '-m', 'scripts._bench.evaluating', *argv[1:]]
     path = os.pathsep.join([_ROOT, os.environ.get('PYTHONPATH', '')])
-    with subprocess.Popen(command, env={**os.environ, 'PYTHONPATH': path}, stdout=subprocess.PIPE, text=True) as process:
-        late = threading.Timer(_START_SECS, process.kill)
-        late.start()
+    pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE}
+    with subprocess.Popen(command, env={**os.environ, 'PYTHONPATH': path}, text=True, bufsize=1, **pipes) as process:
+        assert process.stdin is not None and process.stdout is not None
+        source, sink = process.stdout, process.stdin
+
+        def answers(word: str, secs: float) -> None:
+            late = threading.Timer(secs, process.kill)
+            late.start()
+            try:
+                if source.readline().strip() != word:
+                    raise RuntimeError(f'The evaluator ended with {process.wait(_START_SECS)} in place of {word!r}; see above.')
+            finally:
+                late.cancel()
+
+        def tell(word: str) -> None:
+            sink.write(f'{word}\n')
+            answers(word, _ANSWER_SECS)
+
         try:
-            assert process.stdout is not None
-            if process.stdout.readline().strip() != 'ready':
-                raise RuntimeError(f'The evaluator ended with {process.wait(_START_SECS)} before it worked; see above.')
-            late.cancel()
-            yield process.pid
+            answers('ready', _START_SECS)
+            yield tell, process.pid
         finally:
-            late.cancel()
             process.kill()
 
 
-def _table(rates: list[tuple[float, float]]) -> dict[str, str]:
-    ratios = [beside / alone for alone, beside in rates]
+def _table(slices: list[tuple[Slice, Slice]]) -> dict[str, str]:
+    ratios = [beside.rate / alone.rate for alone, beside in slices]
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     return {
-        'training alone, steps/s (median)': f'{statistics.median(alone for alone, _ in rates):.1f}',
-        'with an evaluator, steps/s (median)': f'{statistics.median(beside for _, beside in rates):.1f}',
+        'training alone, steps/s (median)': f'{statistics.median(alone.rate for alone, _ in slices):.1f}',
+        'with an evaluator, steps/s (median)': f'{statistics.median(beside.rate for _, beside in slices):.1f}',
         'with / alone (median, quartiles)': f'{middle:.3f} ({low:.3f} to {high:.3f})',
+        "the evaluator's processor time / time (median)": f'{statistics.median(beside.used for _, beside in slices):.3f}',
     }

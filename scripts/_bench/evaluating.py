@@ -1,7 +1,8 @@
-"""An evaluator that works without end, on the first whole checkpoint that it finds: what a training is measured beside.
+"""An evaluator that works without end, on the newest whole checkpoint that it finds: what a training is measured beside.
 
-`python -m scripts._bench.evaluating FLAGS` takes the flags of a training with a run directory; it has the priority and the threads
-of an evaluator beside a training, and says `ready` when it works.
+`python -m scripts._bench.evaluating FLAGS` takes the flags of a training with its run directory; it has the priority, the threads
+and the pauses of an evaluator beside a training. It says `ready` when it could work, works after the line `go`, not any more
+after the line `hold`, says either word when it is so, and ends with its standard input.
 """
 
 import os
@@ -11,7 +12,9 @@ import threading
 from scripts import _start
 
 _start.load_tensorflow(sys.argv)
+import contextlib  # noqa: E402
 import dataclasses  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
 
 from scripts import _flags, _zoo  # noqa: E402
 from scripts._bench import options  # noqa: E402
@@ -20,7 +23,7 @@ from towers.evaluators import evaluator  # noqa: E402
 
 
 def main(argv: list[str]) -> None:
-    """Evaluates until it is killed, or nobody is there to kill it."""
+    """Does as it is told until nobody is there to tell it."""
     values = options.define()
     values(argv)
     work = _zoo.load(values)
@@ -30,12 +33,37 @@ def main(argv: list[str]) -> None:
     found = manifest.newest(str(config.model_dir))
     if found is None or work.eval_dataset is None:
         raise ValueError(f'There is no checkpoint in {config.model_dir}, or no evaluation dataset; expected both.')
-    parent = os.getppid()
     with evaluator.opened(work.model, work.eval_dataset, config) as session:
         session.load(found)
         print('ready', flush=True)
-        while os.getppid() == parent:
-            session.run(found, threading.Event())
+        _obey(session, found)
+
+
+def _obey(session: evaluator.Evaluator, checkpoint: manifest.Checkpoint) -> None:
+    with contextlib.ExitStack() as working:
+        for line in sys.stdin:
+            working.close()
+            if line.strip() == 'go':
+                working.enter_context(_at_work(session, checkpoint))
+            print(line.strip(), flush=True)
+
+
+@contextlib.contextmanager
+def _at_work(session: evaluator.Evaluator, checkpoint: manifest.Checkpoint) -> Iterator[None]:
+    """Evaluates beside the `with` block, again and again."""
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            session.run(checkpoint, stop)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 if __name__ == '__main__':

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,18 +12,25 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from scripts import _flags, _zoo
-from towers.jobs import program, run_hooks, stepping, training
+from towers.directory import run_directory
+from towers.jobs import joining, program, run_hooks, stepping, training
 from towers.run import session
+
+_NEW = run_directory.Claim()
 
 
 @contextlib.contextmanager
 def opened(
-    made: program.Program, config: towers.Config, hooks: Sequence[tf.train.SessionRunHook] = ()
+    made: program.Program,
+    config: towers.Config,
+    hooks: Sequence[tf.train.SessionRunHook] = (),
+    *,
+    claim: run_directory.Claim = _NEW,
 ) -> Iterator[tuple[session.MasterSession, Callable[[], stepping.Made]]]:
     """The master session of a program, and a function that makes the next step of its training; `hooks` besides its own."""
     seen = stepping.seen(made, config, hooks)
-    with training.opened(made, config, hooks=hooks, around=run_hooks.Around(seen=seen)) as master:
-        stepper, reached = stepping.Stepper(master, made.step, seen), 0
+    with training.opened(made, config, claim=claim, hooks=hooks, around=run_hooks.Around(seen=seen)) as master:
+        stepper, reached = stepping.Stepper(master, made.step, seen), claim.found.step if claim.found else 0
 
         def step() -> stepping.Made:
             nonlocal reached
@@ -43,3 +51,22 @@ def asked_for(values: Any) -> Iterator[tuple[program.Program, session.MasterSess
         # The progress lines are written, as in a training, to where nobody reads them.
         with open(os.devnull, 'w') as unread, contextlib.redirect_stdout(unread), opened(made, config) as (master, step):
             yield made, master, step
+
+
+@contextlib.contextmanager
+def gone_on(work: _zoo.Work, config: towers.Config) -> Iterator[Callable[[], stepping.Made]]:
+    """The training in a run directory, held and registered as any other: a function that makes its next step, from the checkpoint on."""
+    functions = {'model': work.model, 'dataset': work.dataset}
+    with joining.joined(config, joining.master(config)) as (given, member), run_directory.claimed(given, threading.Event()) as claim:
+        made = program.make(work.model, work.dataset, given)
+        agreed = run_directory.agreed(claim, made, given, functions=functions)
+        with opened(made, given, claim=agreed) as (_, step):
+            newest: list[int] = []
+            member.follow(lambda: newest[-1] if newest else None)
+
+            def next_step() -> stepping.Made:
+                found = step()
+                newest[:] = [found.step]
+                return found
+
+            yield next_step

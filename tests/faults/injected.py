@@ -51,7 +51,7 @@ class Training:
 
     def follow(self, place='evaluator'):
         """Starts an evaluator of each new checkpoint."""
-        flags = ['--continuous', '--eval_dataset=waiting_work:numbers', '--eval_idle_secs=60']
+        flags = ['--continuous', '--eval_dataset=waiting_work:numbers', '--eval_idle_secs=60', '--eval_max_slowdown=1']
         return self.command(place, EVALUATE, f'--model_dir={self.run}', *flags)
 
     def command(self, place, *argv):

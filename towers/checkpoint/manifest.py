@@ -142,10 +142,15 @@ def read(prefix: str) -> Manifest:
     return found
 
 
+def steps(model_dir: str) -> list[int]:
+    """The steps of the published checkpoints of a run directory, rising, by their names alone."""
+    return sorted(int(match[1]) for match in map(_PUBLISHED.fullmatch, files.names(model_dir)) if match)
+
+
 def all(model_dir: str) -> list[Checkpoint]:
     """The published checkpoints of a run directory by rising step, from readable manifests alone; their files are not looked at."""
     found = []
-    for step in sorted(int(match[1]) for match in map(_PUBLISHED.fullmatch, files.names(model_dir)) if match):
+    for step in steps(model_dir):
         prefix = prefix_of(model_dir, step)
         try:
             found.append(Checkpoint(step, prefix, read(prefix)))

@@ -41,8 +41,8 @@ class EvalConfig(options.Section):
     )
     eval_threads: int = options.option(1, 'threads in each pool of an evaluator beside the training')
     eval_nice: int = options.option(19, 'nice level of an evaluator beside the training: 0 as the training, 19 whatever is left over')
-    eval_max_slowdown: float | None = options.option(
-        None, "part of the training's speed, 0.1 for a tenth, that an evaluator on its machine may cost; it pauses to keep to it"
+    eval_max_slowdown: float = options.option(
+        0.05, "part of the training's speed that the evaluators on its machine may cost; they pause to keep to it; 1 = they never pause"
     )
     eval_restarts: int = options.option(5, 'so often in a row an evaluator beside the training is started again after a crash')
     evaluator: tuple[str, ...] = options.option(
@@ -56,8 +56,8 @@ class EvalConfig(options.Section):
                 f'--eval_every_steps={self.eval_every_steps} evaluates in the training, --{name} is for processes beside it; give one.',
             )
         options.require(
-            self.eval_max_slowdown is None or 0 < self.eval_max_slowdown < 1,
-            f'--eval_max_slowdown is a part of the speed, above 0 and below 1, got {self.eval_max_slowdown}; give e.g. 0.1.',
+            0 < self.eval_max_slowdown <= 1,
+            f'--eval_max_slowdown is a part of the speed, above 0 and at most 1, got {self.eval_max_slowdown}; give e.g. 0.05, or 1.',
         )
         share = self.eval_gpu_memory_fraction
         options.require(share is None or 0 < share <= 1, f'--eval_gpu_memory_fraction must be above 0 and at most 1, got {share!r}.')

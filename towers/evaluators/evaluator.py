@@ -59,7 +59,7 @@ class Evaluator(contextlib.AbstractContextManager):
         self._session: Any = None
         self._watch: Any = None
         self._passes: Any = None
-        self._yielder = pace.of(config.model_dir or '', config.eval_max_slowdown)
+        self._yielder = pace.of(config, pace.believed(self._placement, self._proto))
         self._told = 0.0  # share of the time
         self.loaded: int | None = None  # step of the checkpoint
 
@@ -103,21 +103,24 @@ class Evaluator(contextlib.AbstractContextManager):
 
     def sums(self, checkpoint: manifest.Checkpoint, stop: threading.Event, *, part: int = 0) -> scoring.Sums | None:
         """What adds up over the dataset, or over one of its `eval_parts` parts; None if `stop` was set."""
-        yielder = None if checkpoint.manifest.final else self._yielder  # then the training is done
-        made: scoring.Sums | None = self._passes.sums(checkpoint.step, stop, self._watch, part=part, yielder=yielder)
-        if yielder is not None and made is not None and abs(yielder.pace.share - self._told) > _NOTABLE * self._told:
-            self._told = yielder.pace.share
-            text = 'The evaluator %s works %.0f %% of the time beside the training (--eval_max_slowdown, %d measurements).'
-            logging.info(text, self._config.eval_name, 100 * self._told, yielder.pace.measured)
-        return made
+        return self._pass(checkpoint.step, stop, part)
 
     def evaluate(self, step: int, values: Mapping[str, Any], stop: threading.Event) -> scoring.Evaluation | None:
         """What values of all `variables` by name, which are those of a step, score; None if `stop` was set; raises as `run`."""
         self._watch.enter(watchdog.Part.LOADING)
         self._restorer.set(self._session, values)
         self.loaded = step
-        made = self._passes.sums(step, stop, self._watch, yielder=self._yielder)
+        made = self._pass(step, stop)
         return None if made is None else scoring.Evaluation(None, self._passes.values(step, made), made.seconds)
+
+    def _pass(self, step: int, stop: threading.Event, part: int = 0) -> scoring.Sums | None:
+        made: scoring.Sums | None = self._passes.sums(step, stop, self._watch, part=part, yielder=self._yielder)
+        asked = self._yielder and self._yielder.pace
+        if asked and asked.measured and abs(asked.share - self._told) > _NOTABLE * self._told:
+            self._told = asked.share
+            text = 'The evaluator %s works %.0f %% of the time beside the training (--eval_max_slowdown, %d measurements).'
+            logging.info(text, self._config.eval_name, 100 * self._told, asked.measured)
+        return made
 
     def result(self, checkpoint: manifest.Checkpoint, made: scoring.Sums) -> scoring.Evaluation:
         """What `checkpoint` scored, from the sums over the whole dataset; raises as `run`."""

@@ -115,7 +115,8 @@ class Queue(contextlib.AbstractContextManager):
             self._waiting = there
         if gone and self._how == 'every':
             logging.warning(
-                'Passed over the checkpoints of steps %s (%s): removed before they were evaluated; raise --keep_checkpoints.',
+                'Passed over the checkpoints of steps %s (%s): removed before they were evaluated; raise --keep_checkpoints, or '
+                '--eval_max_slowdown where it pauses for the training.',
                 _listed(gone),
                 self._results.holder,
             )
