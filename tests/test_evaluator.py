@@ -164,7 +164,9 @@ def test_local_state_starts_anew_with_each_checkpoint(tmp_path):
     settings = runs.config('unused', eval_batch_size=2)
     checkpoint = find(runs.publish(tmp_path, 1, w=np.float32(0)))
     with evaluator.Evaluator(model, harness.numbers(1, 2, 3), settings) as session:
+        assert session.loaded is None
         session.load(checkpoint)
+        assert session.loaded == 1
         assert [session.run(checkpoint, threading.Event()).values['batches'] for _ in range(2)] == [1.5, 1.5]
 
 

@@ -182,7 +182,7 @@ def test_a_row_that_is_whole_says_when_it_was_written(tmp_path):
     assert pace.newest_row(str(path)).step == 9
 
 
-OTHER = {'pid': os.getppid(), 'started': identity.start_of(os.getppid())}  # a process that lives
+OWN, OTHER = ({'pid': pid, 'started': identity.start_of(pid)} for pid in (os.getpid(), os.getppid()))  # processes that live
 
 
 def register(tmp_path, **fields):
@@ -203,9 +203,7 @@ def waits(yielder):
     return stop.is_set()
 
 
-@pytest.mark.parametrize(
-    'changes', [{'role': 'evaluator'}, {'machine': 'another'}, {'pid': 2**22 - 5, 'started': 1}, {'pid': os.getpid(), 'started': None}]
-)
+@pytest.mark.parametrize('changes', [{'role': 'evaluator'}, {'machine': 'another'}, {'pid': 2**22 - 5, 'started': 1}, OWN])
 def test_who_has_no_training_beside_it_does_not_wait(tmp_path, changes):
     register(tmp_path, **{'role': 'master', 'step': 4, **changes})
     assert not waits(pace.Yielder(str(tmp_path), 0.1))
@@ -234,10 +232,12 @@ def test_a_training_that_is_done_is_not_waited_for_and_one_that_goes_on_is(tmp_p
 @pytest.mark.parametrize('others', [0, 2])
 def test_evaluators_on_one_machine_share_the_limit(tmp_path, others):
     register(tmp_path, role='master', step=4)
-    for name in ('own', *map(str, range(others))):
-        register(tmp_path, role='evaluator', name=name)
-    register(tmp_path, role='evaluator', name='far', machine='another')
-    register(tmp_path, role='evaluator', name='dead', pid=2**22 - 5, started=1)
+    register(tmp_path, role='evaluator', name='own', **OWN)
+    for name in map(str, range(others)):
+        register(tmp_path, role='evaluator', name=name, step=3)
+    register(tmp_path, role='evaluator', name='waits')
+    register(tmp_path, role='evaluator', name='far', machine='another', step=3)
+    register(tmp_path, role='evaluator', name='dead', pid=2**22 - 5, started=1, step=3)
     yielder = pace.Yielder(str(tmp_path), 0.3)
     assert waits(yielder) and yielder.pace.share == pytest.approx(0.24 / (1 + others))
 

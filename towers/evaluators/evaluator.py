@@ -61,7 +61,7 @@ class Evaluator(contextlib.AbstractContextManager):
         self._passes: Any = None
         self._yielder = pace.of(config, pace.believed(self._placement, self._proto))
         self._told = 0.0  # share of the time
-        self.loaded: int | None = None  # step of the checkpoint
+        self.loaded: int | None = None  # the step of the values
 
     def __enter__(self) -> 'Evaluator':
         self._session = tf.Session(graph=self._graph, config=self._proto)
@@ -88,6 +88,7 @@ class Evaluator(contextlib.AbstractContextManager):
         self._watch.enter(watchdog.Part.LOADING)
         try:
             self._restorer.restore(self._session, checkpoint)
+            self.loaded = checkpoint.step
         finally:
             self._watch.enter(watchdog.Part.IDLE)
 

@@ -200,8 +200,7 @@ class Yielder:
             self._looked = now
             here = [seen for seen in ledger.read(self._sessions) if seen.entry.is_here and seen.lives]
             masters = [seen for seen in here if seen.entry.role == 'master' and not seen.entry.is_own]
-            evaluators = [seen for seen in here if seen.entry.role == 'evaluator' and seen.silent_secs < ledger.SILENT_SECS]
-            self.pace.limit = self._limit / max(1, len(evaluators))
+            self.pace.limit = self._limit / max(1, sum(map(_evaluates, here)))
             self._master = _beat(masters[-1]) if masters else None
             if self._master is not None and self._is_done():
                 self._master = None
@@ -221,6 +220,12 @@ class Yielder:
         """The newest of what the reports and the session's heartbeat say."""
         found = [point for point in (self._master, newest_row(self._rows)) if point is not None and point.step >= 0]
         return max(found, default=None)
+
+
+def _evaluates(seen: ledger.Seen) -> bool:
+    """Whether this is an evaluator that works: not one that is stopped, has no checkpoint yet, or waits for another of its name."""
+    works = seen.entry.step is not None and seen.silent_secs < ledger.SILENT_SECS
+    return seen.entry.role == 'evaluator' and (works or seen.entry.is_own)
 
 
 def _beat(seen: ledger.Seen) -> Point:
