@@ -69,7 +69,7 @@ def define() -> flags.FlagValues:
             'of the zoo, with its recipe for optimizer and schedule where they are not given; or yours as package.module:function',
         ),
     )
-    _add_repeated(values, section, 'model_args', "the model's sizes: width=64,layers=(2,3); may be given again")
+    add_repeated(values, section, 'model_args', "the model's sizes: width=64,layers=(2,3); may be given again")
     add(
         values,
         section,
@@ -78,8 +78,8 @@ def define() -> flags.FlagValues:
         Option('data_dir', None, "folder with the zoo dataset's files"),
         Option('max_bad_records', 0, 'damaged records or images to leave out, of tfrecord and images; more are an error', kind=int),
     )
-    _add_repeated(values, section, 'code_dir', 'folder of your own modules, before the current one; may be given again')
-    _add_repeated(values, section, 'data_args', "further arguments of the zoo's dataset: size=64; may be given again")
+    add_repeated(values, section, 'code_dir', 'folder of your own modules, before the current one; may be given again')
+    add_repeated(values, section, 'data_args', "further arguments of the zoo's dataset: size=64; may be given again")
     hosts = Option(
         'hosts_file', None, 'file with the hosts of --worker_hosts, one a line; TF_CONFIG and Slurm are looked at without either'
     )
@@ -89,7 +89,7 @@ def define() -> flags.FlagValues:
         section = (part.__doc__ or part.__name__).splitlines()[0]
         for field in dataclasses.fields(part):
             if field.metadata.get('repeated'):
-                _add_repeated(values, section, field.name, field.metadata['doc'])
+                add_repeated(values, section, field.name, field.metadata['doc'])
             else:
                 add(values, section, Option(field.name, field.default, field.metadata['doc'], hints[field.name]))
     return values
@@ -101,7 +101,8 @@ def add(values: flags.FlagValues, section: str, *options: Option) -> None:
         flags.DEFINE_flag(_flag(option), values, module_name=section)
 
 
-def _add_repeated(values: flags.FlagValues, section: str, name: str, doc: str) -> None:
+def add_repeated(values: flags.FlagValues, section: str, name: str, doc: str) -> None:
+    """Defines a flag that may be given again under a heading of --help; its value is a list."""
     repeated: flags.Flag[Any] = flags.MultiFlag(flags.ArgumentParser(), flags.ArgumentSerializer(), name, [], doc)
     flags.DEFINE_flag(repeated, values, module_name=section)
 

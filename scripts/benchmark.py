@@ -17,13 +17,14 @@ _start.load_tensorflow(sys.argv)
 from absl import flags
 
 from scripts import _main
-from scripts._bench import beside, machines, options, overhead, pipeline, profile, report, sides, soak, suite, workloads
+from scripts._bench import beside, checkouts, machines, options, overhead, pipeline, profile, report, sides, soak, suite, workloads
 
 
 def main(values: flags.FlagValues) -> int:
     """Measures what is asked for and prints it as it comes."""
     names, before = options.names(values), report.read(values.compare) if values.compare else []
     rows: list[report.Row] = []
+    checkouts.try_out(names.peers)
     if values.input:
         _main.print_table(pipeline.measure(values, rounds=values.rounds, steps=values.slice_steps))
         return _main.DONE
@@ -44,7 +45,7 @@ def main(values: flags.FlagValues) -> int:
             print(f'\n{workload} x {towers}, {source}')
             _main.print_table(profile.measure(sides.Case(workloads.WORKLOADS[workload], towers, source)))
         elif 'sides' in names.parts:
-            measured = suite.measure((workload, towers, source), names.sides(workload), rounds=values.rounds)
+            measured = suite.measure((workload, towers, source), names.sides(workload), rounds=values.rounds, checkouts=names.peers)
             print('\n' + report.table(measured), flush=True)
             rows += measured
     if values.out:

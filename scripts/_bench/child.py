@@ -1,7 +1,7 @@
-"""The process of one side: `python -m scripts._bench.child NAME WORKLOAD TOWERS SOURCE`, led by lines on its standard input.
+"""The process of one side: `python -m scripts._bench.child NAME WORKLOAD TOWERS SOURCE [CHECKOUT]`.
 
-It says in JSON how long it took to build and make the first step; then, for each number that it reads, how long so many steps took,
-and with which share of the processors' time.
+It is led by lines on its standard input, and says in JSON how long it took to build and make the first step; then, for each number that
+it reads, how long so many steps took, and with which share of the processors' time.
 """
 
 import json
@@ -12,16 +12,17 @@ from collections.abc import Callable
 from scripts import _start
 
 _start.load_tensorflow([])
-from scripts._bench import known, sides, workloads  # noqa: E402
+from scripts._bench import checkouts, known, sides, workloads  # noqa: E402
 
 
-def main(name: str, workload: str, towers: str, source: str) -> None:
+def main(name: str, workload: str, towers: str, source: str, checkout: str = '') -> None:
     """Serves until its standard input ends."""
     answers = sys.stdout
     sys.stdout = sys.stderr  # what a library prints is no answer
     case = sides.Case(workloads.WORKLOADS[workload], int(towers), source)
+    side = checkouts.side(name, checkout) if checkout else known.SIDES[name]
     began = time.perf_counter()
-    with known.SIDES[name](case) as step:
+    with side(case) as step:
         step()
         _say(answers, started=time.perf_counter() - began)
         for line in sys.stdin:

@@ -2,13 +2,13 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
 from scripts import _flags
-from scripts._bench import known, sides, workloads
+from scripts._bench import checkouts, known, sides, workloads
 from towers import config as config_lib
 
 _PARTS = ('overhead', 'sides', 'evaluator', 'machines', 'soak')
@@ -23,11 +23,12 @@ class Names:
     parts: Sequence[str]
     cases: Sequence[tuple[str, int, str]]
     chosen: Sequence[str]
+    peers: Mapping[str, str]  # sides from checkouts, and their folders
 
     def sides(self, workload: str) -> list[str]:
         """The sides that have this workload; the first is what the others are compared with."""
         with_keras = bool(workloads.WORKLOADS[workload].keras)
-        return [side for side in self.chosen if with_keras or side != 'Keras fit']
+        return [side for side in (*self.chosen, *self.peers) if with_keras or side != 'Keras fit']
 
 
 def define() -> flags.FlagValues:
@@ -53,6 +54,9 @@ def define() -> flags.FlagValues:
         option('profile', False, "where a step's time goes: towers, transfers, reduce, apply, input, host", kind=bool),
         option('input', False, 'the dataset of --dataset alone: through the training input, and bare', kind=bool),
     )  # fmt: skip
+    _flags.add_repeated(
+        values, _TITLE, 'peer', 'checkout of tensorflow/benchmarks or tensorpack, whose trainers are measured too; may be given again'
+    )
     return values
 
 
@@ -72,5 +76,6 @@ def names(values: Any) -> Names:
     )
     config_lib.require(values.rounds > 0 and values.slice_steps > 0, '--rounds and --slice_steps must be at least 1; give larger values.')
     config_lib.require(values.secs >= 1, f'--secs must be at least 1, got {values.secs:g}; give e.g. --secs=3600.')
+    config_lib.require('sides' in values.measure or not values.peer, '--peer is for --measure=sides; add it there, or leave --peer out.')
     cases = itertools.product(values.workloads, map(int, towers), values.sources)
-    return Names(values.measure, list(cases), values.sides)
+    return Names(values.measure, list(cases), values.sides, checkouts.named(values.peer))

@@ -6,19 +6,19 @@ from typing import Any
 
 Row = Mapping[str, Any]
 _KEY = ('workload', 'towers', 'source', 'side')
-_BAR = 30
+_BAR, _NAME = 30, 46  # widths
 
 
 def table(rows: Sequence[Row]) -> str:
     """One line for each side: ratio to the first side with its quartiles, a bar, steps per second, start and memory."""
     widest = max(float(row['ratio']) for row in rows)
-    lines = [f'{"":32}{"ratio":>6} {"(quartiles)":14}{"":{_BAR}}  steps/s  start s  peak MB  clean slices']
+    lines = [f'{"":{_NAME}} {"ratio":>6} {"(quartiles)":14}{"":{_BAR}}  steps/s  start s  peak MB  clean slices']
     for row in rows:
         name = f'{row["workload"]} x {row["towers"]} {row["source"][:9]:9} {row["side"]}'
         bar = '#' * max(1, round(_BAR * row['ratio'] / widest))
         spread = f'({row["low"]:.2f}-{row["high"]:.2f})'
         lines.append(
-            f'{name:42.42} {row["ratio"]:6.2f} {spread:14}{bar:{_BAR}} {row["steps_per_sec"]:8.1f} {row["start_secs"]:8.1f} '
+            f'{name:{_NAME}.{_NAME}} {row["ratio"]:6.2f} {spread:14}{bar:{_BAR}} {row["steps_per_sec"]:8.1f} {row["start_secs"]:8.1f} '
             f'{row["peak_mb"]:8.0f}  {row["clean"]}/{row["slices"]}'
         )
     return '\n'.join(lines)

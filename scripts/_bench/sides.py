@@ -69,12 +69,11 @@ def _given(case: Case) -> tuple[Callable[..., towers.ModelOutput], Callable[[], 
 def one_device(case: Case) -> Iterator[Step]:
     """One device, TensorFlow's default settings, the whole global batch: the run in which replication is free."""
     with tf.Graph().as_default():
-        batch = _batch(case)
-        loss = _loss(case.workload, batch)
+        loss = loss_of(case.workload, _batch(case))
         updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
         with tf.control_dependencies(updates):
-            train = _optimizer().minimize(loss)
-        with _session(tf.ConfigProto()) as session:
+            train = make_optimizer().minimize(loss)
+        with opened(tf.ConfigProto()) as session:
             yield lambda: session.run([train, loss])
 
 
@@ -93,12 +92,10 @@ def classic_threads(case: Case) -> Iterator[Step]:
 def _classic(case: Case, proto: tf.ConfigProto) -> Iterator[Step]:
     proto.device_count['CPU'] = case.towers + 1
     with tf.Graph().as_default(), tf.device('/cpu:0'):
-        batch = _batch(case)
-        parts = {name: tf.split(value, case.towers) for name, value in batch.items()}
-        optimizer, towers_gradients, losses = _optimizer(), [], []
-        for index in range(case.towers):
+        optimizer, towers_gradients, losses = make_optimizer(), [], []
+        for index, share in enumerate(shares(case)):
             with tf.device(_on(index + 1)), tf.variable_scope('', reuse=index > 0), tf.name_scope(f'tower_{index}'):
-                losses.append(_loss(case.workload, {name: part[index] for name, part in parts.items()}))
+                losses.append(loss_of(case.workload, share))
                 towers_gradients.append(optimizer.compute_gradients(losses[-1]))
             if index == 0:
                 updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
@@ -106,7 +103,7 @@ def _classic(case: Case, proto: tf.ConfigProto) -> Iterator[Step]:
         with tf.control_dependencies(updates):
             train = optimizer.apply_gradients(average)
         loss = tf.add_n(losses) / case.towers
-        with _session(proto) as session:
+        with opened(proto) as session:
             yield lambda: session.run([train, loss])
 
 
@@ -122,16 +119,25 @@ def _mean(gradients: list[Any]) -> Any:
     return tf.add_n(gradients) / len(gradients)
 
 
-def _optimizer() -> tf.train.Optimizer:
-    return tf.train.MomentumOptimizer(workloads.RATE, workloads.MOMENTUM)
+def make_optimizer(rate: float = workloads.RATE) -> tf.train.Optimizer:
+    """The optimizer that all sides train with."""
+    return tf.train.MomentumOptimizer(rate, workloads.MOMENTUM)
 
 
-def _loss(work: workloads.Workload, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """The loss with the penalty in it, as slim and the tutorials have it."""
+def loss_of(
+    work: workloads.Workload, batch: Mapping[str, tf.Tensor], trained: Callable[[], Sequence[tf.Variable]] = tf.trainable_variables
+) -> tf.Tensor:
+    """The loss with the penalty in it, as slim and the tutorials have it; `trained` says on which variables, once they are there."""
     loss = work.model(batch, training=True).loss
     if work.l2:
-        loss += work.l2 * tf.add_n([tf.nn.l2_loss(variable) for variable in tf.trainable_variables()])
+        loss += work.l2 * tf.add_n([tf.nn.l2_loss(variable) for variable in trained()])
     return loss
+
+
+def shares(case: Case) -> list[Mapping[str, tf.Tensor]]:
+    """The part of the global batch that each tower has."""
+    parts = {name: tf.split(value, case.towers) for name, value in _batch(case).items()}
+    return [{name: part[index] for name, part in parts.items()} for index in range(case.towers)]
 
 
 def _batch(case: Case) -> Mapping[str, tf.Tensor]:
@@ -151,7 +157,8 @@ def _constants(work: workloads.Workload, examples: int) -> Mapping[str, tf.Tenso
 
 
 @contextlib.contextmanager
-def _session(proto: tf.ConfigProto) -> Iterator[tf.Session]:
+def opened(proto: tf.ConfigProto) -> Iterator[tf.Session]:
+    """A session on the default graph whose variables and iterators are there."""
     with tf.Session(config=proto) as session:
         session.run([tf.global_variables_initializer(), tf.tables_initializer()])
         yield session

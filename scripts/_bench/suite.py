@@ -7,7 +7,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scripts import _measure
@@ -16,20 +17,23 @@ SLICE_SECS, DIRTY, FEWEST = 0.6, 0.1, 3  # length of a slice; processor share of
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def measure(case: tuple[str, int, str], names: Sequence[str], *, rounds: int) -> list[dict[str, Any]]:
+def measure(
+    case: tuple[str, int, str], names: Sequence[str], *, rounds: int, checkouts: Mapping[str, str] = types.MappingProxyType({})
+) -> list[dict[str, Any]]:
     """One row for each side that could be started.
 
     Args:
       case: workload, number of towers, source of the data.
       names: the sides, the first of which the others are compared with.
       rounds: slices of each side.
+      checkouts: the folders of those sides that come from one.
 
     Returns:
       rows with workload, towers, source, side, examples_per_sec (median of the clean slices), ratio to the first side and its quartiles
       (round by round), start_secs, peak_mb, slices and clean.
     """
     with contextlib.ExitStack() as stack:
-        children = {name: stack.enter_context(_started(name, case)) for name in names}
+        children = {name: stack.enter_context(_started(name, case, checkouts.get(name))) for name in names}
         children = {name: child for name, child in children.items() if child.started is not None}
         for child in children.values():
             child.calibrate()
@@ -82,8 +86,8 @@ class _Child:
 
 
 @contextlib.contextmanager
-def _started(name: str, case: tuple[str, int, str]) -> Iterator[_Child]:
-    command = [sys.executable, '-m', 'scripts._bench.child', name, *map(str, case)]
+def _started(name: str, case: tuple[str, int, str], checkout: str | None) -> Iterator[_Child]:
+    command = [sys.executable, '-m', 'scripts._bench.child', name, *map(str, case), *([checkout] if checkout else [])]
     pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'stderr': subprocess.DEVNULL}
     with subprocess.Popen(command, cwd=_ROOT, text=True, **pipes) as process:  # type: ignore[call-overload]
         try:

@@ -1,0 +1,1 @@
+"""As much of tensorpack as the benchmark has to do with."""

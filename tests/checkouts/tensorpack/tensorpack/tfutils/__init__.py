@@ -1,0 +1,1 @@
+"""See tensorpack/__init__.py."""

@@ -1,0 +1,5 @@
+"""See tensorpack/__init__.py."""
+
+
+class JustCurrentSession:
+    pass
