@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -151,6 +152,12 @@ def test_an_evaluation_begins_behind_the_pause_that_the_last_batch_of_another_is
     assert world.now - began > 60
 
 
+@pytest.mark.parametrize('rate', [0.02, 200.0])
+def test_a_first_batch_waits_for_nothing(rate):
+    world = World(rate=rate)
+    assert begun(0.05, world).wait(world.now, 0.0, world.point) == 0
+
+
 @pytest.mark.parametrize('rate', [0.0, 0.02])
 def test_a_training_that_can_not_be_measured_leaves_the_share_as_it_is_and_the_evaluator_goes_on(rate):
     world = World(rate=max(rate, 1e-9), cost=1.0)
@@ -193,11 +200,13 @@ def register(tmp_path, **fields):
 
 
 def waits(yielder):
-    """Whether a Yielder waits before a first batch; where nothing is known of the training that would be for a minute."""
+    """Whether a Yielder waits behind a first batch, so long that a signal comes; not before it."""
     stop = threading.Event()
-    ending = threading.Timer(0.3, stop.set)
-    ending.start()
     yielder.begin()
+    yielder.between(stop)
+    time.sleep(0.1)  # the batch
+    ending = threading.Timer(0.2, stop.set)
+    ending.start()
     yielder.between(stop)
     ending.cancel()
     return stop.is_set()
@@ -239,7 +248,8 @@ def test_evaluators_on_one_machine_share_the_limit(tmp_path, others):
     register(tmp_path, role='evaluator', name='far', machine='another', step=3)
     register(tmp_path, role='evaluator', name='dead', pid=2**22 - 5, started=1, step=3)
     yielder = pace.Yielder(str(tmp_path), 0.3)
-    assert waits(yielder) and yielder.pace.share == pytest.approx(0.24 / (1 + others))
+    assert waits(yielder)
+    assert yielder.pace.share == pytest.approx(0.24 / (1 + others))
 
 
 @pytest.mark.parametrize(
@@ -278,7 +288,7 @@ def test_a_real_training_is_measured_and_evaluated_exactly(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as training:
         try:
             starter.wait_for(lambda: (tmp_path / 'ckpt-10.json').exists())
-            given = runs.config(tmp_path, eval_batch_size=2)
+            given = runs.config(tmp_path, eval_batch_size=4)
             made = []
             original = pace.Yielder.between
 
@@ -288,6 +298,7 @@ def test_a_real_training_is_measured_and_evaluated_exactly(tmp_path):
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(pace.Yielder, 'between', between)
+                patch.setattr(pace, '_WORK_SECS', 0.5)
                 found = evaluation.once(models.build('mlp'), digits.load().test, given, checkpoint=10)
             assert training.poll() is None
         finally:
@@ -296,5 +307,5 @@ def test_a_real_training_is_measured_and_evaluated_exactly(tmp_path):
         models.build('mlp'), digits.load().test, dataclasses.replace(given, eval_name='own', eval_max_slowdown=1), checkpoint=10
     )
     assert found['examples'] == plain['examples'] and found['accuracy'] == plain['accuracy']
-    assert len(made) == found['examples'] // 2 + 1 and made[0]._alone and made[0]._alone[0] > 0
+    assert len(made) == found['examples'] // 4 + 1 and made[0]._alone and made[0]._alone[0] > 0
     assert json.loads((tmp_path / 'eval/test/results.jsonl').read_text())['step'] == 10

@@ -87,7 +87,7 @@ class Pace:
             self._begin(now, max(now, self._resume))
 
     def _begin(self, now: float, resume: float) -> None:
-        self._working = self._alone is not None
+        self._working = True  # at the share that is believed, so that a short evaluation waits for no measurement
         self._resume, self._newest = resume, None
         self._open(now)
 
