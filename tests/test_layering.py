@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-L0 = {'structs', 'config', 'identity', 'metrics', 'randomness', 'errors', 'upstream'}
+L0 = {'structs', 'config', 'identity', 'metrics', 'randomness', 'errors', 'upstream', 'transfers'}
 L2 = {'strategies'}
 L3 = {
     'program', 'run_directory', 'starting', 'training', 'replaying', 'evaluator', 'results', 'evaluation', 'companion', 'exporting',
@@ -26,6 +26,7 @@ PARTS = {
     'schedule': 'inputs',
     'reseeding': 'variables',
     'reads': 'variables',
+    'weights': 'strategies',
     'rows': 'optimizers',
     'standing': 'train_step',
     'positions': 'inputs',

@@ -31,18 +31,20 @@ def make(name='net/w', value=(1.0, 2.0, 3.0), device='/cpu:0', **settings):
 
 
 def transfers(run, source='CPU:0'):
-    """How often a step sends each variable's value to each device: (operation read, device) -> count."""
+    """How a step sends each variable's value to each device: (variable, device) -> with how many variables it goes there, each time."""
     metadata, step = tf.RunMetadata(), run.program.step
     run.session.run([step.report, step.ops], options=tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
-    count = collections.Counter()
+    found = collections.defaultdict(list)
     for part in metadata.partition_graphs:
         nodes = {node.name: node for node in part.node}
         for node in part.node:
             if node.op in ('_Send', '_HostSend') and node.attr['send_device'].s.decode().endswith(source):
-                read = nodes.get(node.input[0].split(':')[0])
-                if read is not None and read.op == 'ReadVariableOp':
-                    count[read.input[0], node.attr['recv_device'].s.decode()[-5:]] += 1
-    return count
+                sent = nodes.get(node.input[0].split(':')[0])
+                together = list(sent.input) if sent is not None and sent.op == 'OptionalFromValue' else node.input[:1]
+                for read in filter(None, (nodes.get(name.split(':')[0]) for name in together)):
+                    if read.op == 'ReadVariableOp':
+                        found[read.input[0], node.attr['recv_device'].s.decode()[-5:]].append(len(together))
+    return found
 
 
 def greedy(batch, *, training):
@@ -63,7 +65,7 @@ def test_each_dense_variable_crosses_to_each_tower_once_and_a_table_never(n):
     data = harness.rows(np.ones([6, 3], np.float32), np.arange(6))
     with harness.started(greedy, data, harness.config('parameter_server', n, global_batch_size=6, clip_norm=1.0)) as run:
         found = transfers(run)
-    assert found == {(name, f'CPU:{k + 1}'): 1 for name in ('w', 'b') for k in range(n)}
+    assert found == {(name, f'CPU:{k + 1}'): [2 if k else 1] for name in ('w', 'b') for k in range(n)}
 
 
 def test_mirrored_variables_do_not_cross_at_all():

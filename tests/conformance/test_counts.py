@@ -63,11 +63,11 @@ def test_each_further_tower_adds_the_same_number_of_operations(name, strategy):
     assert counts[4] <= 2.2 * counts[2]
 
 
-@pytest.mark.parametrize(('name', 'tower'), [('dense', 37), ('embedding', 52)])
-def test_a_towers_operations_in_a_step(name, tower):
+@pytest.mark.parametrize(('name', 'first', 'others'), [('dense', 37, 35), ('embedding', 52, 52)])
+def test_a_towers_operations_in_a_step(name, first, others):
     for n in (1, 2, 4):
         scopes = by_scope(operations(made(name, n).step))
-        assert {scopes[f'tower_{index}'] for index in range(n)} == {tower}
+        assert [scopes[f'tower_{index}'] for index in range(n)] == [first, *[others] * (n - 1)]
 
 
 @pytest.mark.parametrize('name', MODELS)
@@ -81,24 +81,49 @@ def test_penalty_and_update_do_not_grow_with_the_towers(name):
     assert len(set(found)) == 1 and found[0][1] == (3 if name == 'dense' else 2)
 
 
-def test_a_dense_variable_is_read_once_and_brought_once_to_each_tower_and_its_gradient_comes_back_once():
-    ops = operations(made('dense', 4).step)
-    for variable in ('w1', 'b1', 'w2'):
-        [read] = [op for op in ops if op.type == 'ReadVariableOp' and op.inputs[0].op.name == variable]
-        assert sorted(op.name.split('/')[0] for op in read.outputs[0].consumers() if op in ops) == [f'tower_{index}' for index in range(4)]
-    assert collections.Counter(tensor.device for tensor in to_host(ops)) == {f'/device:CPU:{index}': 1 for index in range(1, 5)}
+def crossing(ops):
+    """(from, to) -> transfers of a step from one device to another, each tensor once to each; constants are folded."""
+    edges = {(tensor.ref(), op.device) for op in ops for tensor in op.inputs if op.device and tensor.dtype != tf.resource}
+    moved = [(ref.deref(), device) for ref, device in edges]
+    return collections.Counter(
+        (tensor.device[-5:], device[-5:]) for tensor, device in moved if tensor.device not in ('', device) and tensor.op.type != 'Const'
+    )
 
 
 @pytest.mark.parametrize('n', [2, 4])
-def test_large_gradients_come_back_by_themselves_and_small_ones_with_the_loss_as_one(n):
+def test_a_dense_variable_is_read_once_and_a_step_has_few_transfers(n):
+    """The first tower gets each weight by itself, the others all as one; from each come gradients and loss as one."""
+    ops = operations(made('dense', n).step)
+    for variable in ('w1', 'b1', 'w2'):
+        assert len([op for op in ops if op.type == 'ReadVariableOp' and op.inputs[0].op.name == variable]) == 1
+    batch = 1
+    expected = {('CPU:0', f'CPU:{index + 1}'): batch + (1 if index else 3) for index in range(n)}
+    assert crossing(ops) == {**expected, **{(f'CPU:{index + 1}', 'CPU:0'): 1 for index in range(n)}}
+
+
+@pytest.mark.parametrize('n', [2, 4])
+def test_gradients_of_more_than_a_mebibyte_come_back_by_themselves(n):
     def model(batch, *, training):
-        hidden = tf.matmul(batch, tf.get_variable('large', [3, 2000])) + tf.get_variable('bias', [2000])
-        return loss_of(tf.reduce_sum(tf.matmul(hidden, tf.get_variable('thin', [2000, 1])), 1))
+        hidden = tf.matmul(batch, tf.get_variable('large', [3, 100_000])) + tf.get_variable('bias', [100_000])
+        return loss_of(tf.reduce_sum(tf.matmul(hidden, tf.get_variable('thin', [100_000, 1])), 1))
 
     settings = harness.config(n=n, global_batch_size=24)
     ops = operations(program.make(model, lambda: tf.data.Dataset.from_tensor_slices(EXAMPLES).repeat(), settings).step)
-    found = collections.Counter((tensor.device, tuple(tensor.shape)) for tensor in to_host(ops))
-    assert found == {(f'/device:CPU:{index + 1}', shape): 1 for index in range(n) for shape in ((3, 2000), (4001,))}
+    found = collections.Counter((tensor.device, tensor.dtype, tuple(tensor.shape)) for tensor in to_host(ops))
+    kinds = ((tf.float32, (3, 100_000)), (tf.variant, ()))
+    assert found == {(f'/device:CPU:{index + 1}', *kind): 1 for index in range(n) for kind in kinds}
+
+
+def test_the_parts_of_a_batch_come_to_a_tower_as_one():
+    data = {'x': EXAMPLES, 'y': IDS, 'z': IDS[:, 0]}
+
+    def model(batch, *, training):
+        return loss_of(tf.reduce_sum(batch['x'] * tf.get_variable('w', [3]), 1) + tf.cast(batch['y'][:, 0] + batch['z'], tf.float32))
+
+    for n in (2, 3):
+        settings = harness.config(n=n, global_batch_size=24)
+        ops = operations(program.make(model, lambda: tf.data.Dataset.from_tensor_slices(data).repeat(), settings).step)
+        assert {crossing(ops)['CPU:0', f'CPU:{index + 1}'] for index in range(n)} == {2}  # and the weight
 
 
 def test_a_table_is_never_read_whole_and_only_its_rows_cross():

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from towers import metrics, randomness, structs
+from towers import metrics, randomness, structs, transfers
 from towers.graph import gradients, writes
 
 _PER_TOWER = (tf.GraphKeys.LOSSES, tf.GraphKeys.UPDATE_OPS, tf.GraphKeys.SUMMARIES, tf.GraphKeys.REGULARIZATION_LOSSES)
@@ -47,7 +47,7 @@ def training(
         for tower, batch in zip(towers, source.batches, strict=True):
             with _tower(tower, scope, shared) as own, randomness.drawing(draws(batch.first)):
                 tf.set_random_seed(randomness.fold(draws(batch.first).seed, 'tower', tower.index))
-                output = _checked(model(batch.features, training=True))
+                output = _checked(model(_brought(batch.features, tower), training=True))
                 _refuse_streaming(output)
                 canonical = outputs[0].variables if outputs else tuple(map(own.variable, tf.trainable_variables()))
                 made, slope = _record(tower, output, source, shared, (canonical, own))
@@ -68,7 +68,7 @@ def inference(
     shared: list[tf.Tensor] = []
     for tower, batch in zip(towers, source.batches, strict=True):
         with _tower(tower, scope, shared):
-            output = _checked(model(batch.features, training=False), loss=False)
+            output = _checked(model(_brought(batch.features, tower), training=False), loss=False)
             _refuse_streaming(output)
             outputs.append(_recorded(tower, output, batch, _weight(output, batch.examples)))
     return tuple(outputs)
@@ -104,6 +104,18 @@ def _tower(tower: structs.Tower, scope: Scope, shared: list[tf.Tensor]) -> Itera
     if tower.index:  # Hooks that look into the collections see one tower, the first.
         for key in _PER_TOWER:
             graph.get_collection_ref(key)[:] = first[key]
+
+
+def _brought(features: structs.Batch, tower: structs.Tower) -> structs.Batch:
+    """A tower's part of the batch, what it has on the host in one transfer."""
+    host, device = transfers.name_of(tower.host), tower.devices[0]
+    leaves = tf.nest.flatten(features, expand_composites=True)
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.device == host]
+    if transfers.are_bundled(host, device):
+        with tf.name_scope(f'{tf.get_default_graph().get_name_scope()}/read/'):
+            for place, value in zip(places, transfers.brought([leaves[at] for at in places], source=host, target=device), strict=True):
+                leaves[place] = value
+    return tf.nest.pack_sequence_as(features, leaves, expand_composites=True)
 
 
 @contextlib.contextmanager

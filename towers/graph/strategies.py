@@ -9,8 +9,8 @@ from typing import Any, Literal
 import tensorflow.compat.v1 as tf
 
 from towers import config as config_lib
-from towers import structs
-from towers.graph import gradients, reads, variables
+from towers import structs, transfers
+from towers.graph import gradients, reads, variables, weights
 from towers.graph.reduce import central, collective, packing
 
 Statistics = Literal['mean', 'first']
@@ -26,22 +26,25 @@ def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics
       statistics: how the towers' moving statistics become one.
     """
     bring = reads.once()
-    weights = _Weights(bring)
+    packs, bundles = weights.Packs(bring), weights.Bundles()
     place = variables.by_bytes(ps or [parameter_device])
 
     @contextlib.contextmanager
     def scope(tower: structs.Tower) -> Iterator[gradients.Own]:
         def read(variable: tf.Variable) -> tf.Tensor:
-            return (
-                bring(variable, variable.device) if packing.same_machine(tower.host, variable.device) else weights.on(tower.host, variable)
-            )
+            is_near = transfers.same_machine(tower.host, variable.device)
+            return bundles.on(tower, variable, bring(variable, variable.device) if is_near else packs.on(tower.host, variable))
 
         def look(variable: tf.Variable) -> tf.Variable:
             return variables.view(variable, tower.devices[0], scope=f'{tower.scope}/read', read=read)
 
         with variables.seen_as(look) as localise:
             with _model_scope(tower, place, seed, localise):
-                yield gradients.Own(variables.original, functools.partial(weights.packed, tower.host))
+                yield gradients.Own(variables.original, functools.partial(piece, tower))
+
+    def piece(tower: structs.Tower, variable: tf.Variable) -> tf.Tensor | None:
+        own = bundles.piece(tower, variable)
+        return packs.packed(tower.host, variable) if own is None else own
 
     def spread(totals: Sequence[structs.Sum], outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
         [total] = totals
@@ -130,7 +133,7 @@ def collective_copies(
 
     def reduce(outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Sum]:
         hosts = {output.tower.host for output in outputs}
-        if ps or len(hosts) > 1 or not packing.same_machine(parameter_device, '/cpu:0'):
+        if ps or len(hosts) > 1 or not transfers.same_machine(parameter_device, '/cpu:0'):
             raise ValueError('--strategy=collective is for the towers of one machine, got several tasks; use parameter_server or mirrored.')
         return collective.totals(outputs, device=outputs[0].tower.host, wire=wire, statistics=statistics)
 
@@ -180,52 +183,11 @@ def reading(*, seed: int, prefix: str, valued: Callable[[tf.Variable], tf.Variab
     return scope
 
 
-class _Weights:
-    """Brings the variables' values to machines, once to each.
-
-    Small ones come to a machine as one tensor for each device that holds some of them. Which there are is known when the
-    towers of a machine have been built, so to the first machine each comes by itself.
-    """
-
-    def __init__(self, bring: Callable[[tf.Variable, str], tf.Tensor]) -> None:
-        self._bring = bring
-        self._read: dict[str, dict[str, tf.Variable]] = {}  # by machine, the small ones that its towers read
-        self._pieces: dict[str, dict[str, tf.Tensor]] = {}  # by machine, what came packed
-
-    def on(self, host: str, variable: tf.Variable) -> tf.Tensor:
-        """A variable's value on the CPU of a machine."""
-        if not packing.is_small(variable):
-            return self._bring(variable, host)
-        if host not in self._read:
-            self._pieces[host] = _together(next(iter(self._read.values()), {}), host)
-            self._read[host] = {}
-        self._read[host][variable.handle.name] = variable
-        piece = self.packed(host, variable)
-        return self._bring(variable, host) if piece is None else piece
-
-    def packed(self, host: str, variable: tf.Variable) -> tf.Tensor | None:
-        """A variable's value on a machine, where it came with others."""
-        return self._pieces.get(host, {}).get(variable.handle.name)
-
-
-def _together(read: Mapping[str, tf.Variable], host: str) -> dict[str, tf.Tensor]:
-    """The values of variables on a machine, by the names of their handles; one tensor crosses from each device that holds several."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for name, variable in read.items():
-        groups.setdefault((variable.device, variable.dtype.base_dtype.name), []).append(name)
-    found: dict[str, tf.Tensor] = {}
-    with tf.control_dependencies(None), tf.name_scope('read/packed/'), tf.device(None):
-        for (device, _), names in groups.items():
-            if len(names) > 1:
-                found.update(zip(names, packing.brought([reads.read(read[name]) for name in names], host=device, device=host), strict=True))
-    return found
-
-
 def _brought(sums: Sequence[structs.Gradient], host: str) -> tuple[structs.Gradient, ...]:
     """Gradients on a machine's CPU, the small ones as one tensor from each device, where they are another machine's."""
     found = list(sums)
     crossing = {
-        at: gradient for at, gradient in enumerate(sums) if gradient is not None and not packing.same_machine(host, gradient.device)
+        at: gradient for at, gradient in enumerate(sums) if gradient is not None and not transfers.same_machine(host, gradient.device)
     }
     groups: dict[tuple[str, str], list[int]] = {}
     for at, gradient in crossing.items():

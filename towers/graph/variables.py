@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import tensorflow.compat.v1 as tf
 
-from towers import randomness
+from towers import randomness, transfers
 from towers.graph import reads, reseeding
 
 Localise = Callable[[tf.Variable], tf.Variable]
@@ -37,7 +37,7 @@ def view(
       device: device string of the reader.
       scope: name scope of the read.
       name: what the view calls itself, as TensorFlow does with ':0'; None = the variable's name.
-      read: gives the value that is brought to the device; None = a read of the variable.
+      read: gives the value, which is brought to the device where it isn't there; None = a read of the variable.
     """
     scope = f'{scope}/{variable.op.name}/'
 
@@ -45,7 +45,8 @@ def view(
     def value() -> tf.Tensor:
         # The first use may lie inside a function or a branch, whose tensors nobody else can use: read outside it.
         with variable.graph.as_default(), tf.control_dependencies(None), tf.name_scope(scope), tf.device(None), tf.device(device):
-            return tf.identity(reads.read(variable) if read is None else read(variable), name='to_tower')
+            value = reads.read(variable) if read is None else read(variable)
+            return value if value.device == transfers.name_of(device) != variable.device else tf.identity(value, name='to_tower')
 
     original_type: Any = type(variable)
     kind = _view_class(original_type)

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -45,13 +46,18 @@ def transfers(metadata: tf.RunMetadata) -> dict[tuple[str, str], int]:
         for node in stats.node_stats:
             made.update({(node.node_name, output.slot): output.tensor_description for output in node.output})
     found: collections.Counter[tuple[str, str]] = collections.Counter()
-    for node in (node for graph in metadata.partition_graphs for node in graph.node if node.op in ('_Send', '_HostSend')):
-        name, _, slot = node.input[0].partition(':')
-        sent = made.get((name, int(slot or 0)))
-        if sent is not None:
+    for graph in metadata.partition_graphs:
+        bundles = {node.name: node.input for node in graph.node if node.op == 'OptionalFromValue'}
+        for node in (node for node in graph.node if node.op in ('_Send', '_HostSend')):
             pair = tuple(name_of(node.attr[end].s.decode()) for end in ('send_device', 'recv_device'))
-            found[pair[0], pair[1]] += math.prod(dim.size for dim in sent.shape.dim) * tf.as_dtype(sent.dtype).size
-    return dict(sorted(found.items()))
+            for name, _, slot in (each.partition(':') for each in bundles.get(node.input[0], node.input[:1])):
+                found[pair[0], pair[1]] += _size(made.get((name, int(slot or 0))))
+    return dict(sorted((pair, size) for pair, size in found.items() if size))
+
+
+def _size(sent: Any) -> int:
+    """Bytes of a tensor that is described in a step's record; 0 where it isn't in it."""
+    return 0 if sent is None else math.prod(dim.size for dim in sent.shape.dim) * tf.as_dtype(sent.dtype).size
 
 
 def name_of(device: str) -> str:

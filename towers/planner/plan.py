@@ -166,5 +166,5 @@ def _crossing(operations: list[tf.Operation]) -> dict[tuple[str, str], list[tf.T
 
 def _edges(operations: list[tf.Operation]) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
     for reader in upstream.of(operations).values():
-        for tensor in reader.inputs:
+        for tensor in simulated.read_by(reader):
             yield reader, tensor

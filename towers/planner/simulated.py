@@ -52,7 +52,7 @@ class Simulation:
     def __init__(self, operations: Iterable[tf.Operation], *, batch: Callable[[str], int]) -> None:
         self._batch = batch
         self._needed = upstream.of(operations)
-        self._readers = collections.Counter((t.ref(), _memory(device_of(op))) for op in self._needed.values() for t in op.inputs)
+        self._readers = collections.Counter((t.ref(), _memory(device_of(op))) for op in self._needed.values() for t in read_by(op))
         self._elsewhere = collections.Counter(tensor for tensor, _ in self._readers)  # memories in which a tensor is read
         self._buffers: dict[tuple[object, str], _Buffer] = {}
         self._held: dict[str, dict[int, _Buffer]] = collections.defaultdict(dict)
@@ -62,7 +62,7 @@ class Simulation:
     def run(self) -> Mapping[str, measured.Peak]:
         """The predicted peak of each device, by its name."""
         for op in _in_order(self._needed):
-            inputs = [self._read(tensor, device_of(op)) for tensor in op.inputs if self._is_known(tensor)]
+            inputs = [self._read(tensor, device_of(op)) for tensor in read_by(op) if self._is_known(tensor)]
             seen = _seen(op)
             made = [inputs[place] for place in seen] if inputs and seen is not None else self._allocated(op, inputs)
             for tensor, buffer in zip(op.outputs, made, strict=True):
@@ -121,13 +121,25 @@ class Simulation:
             self._total[buffer.device] -= buffer.size
 
 
+def read_by(op: tf.Operation) -> list[tf.Tensor]:
+    """The tensors that an operation looks at: a bundle looks at nothing, what is taken out of it at the tensors in it."""
+    if op.type == 'OptionalFromValue':
+        return []
+    return list(op.inputs[0].op.inputs) if is_bundled(op) else list(op.inputs)
+
+
+def is_bundled(op: tf.Operation) -> bool:
+    """Whether it takes tensors out of a bundle that crossed from one device to another (`towers/transfers.py`)."""
+    return op.type == 'OptionalGetValue' and op.inputs[0].op.type == 'OptionalFromValue'
+
+
 def _seen(op: tf.Operation) -> list[int] | None:
     """Which input each output looks at; None for an operation that makes something new.
 
     A slice of the first axis looks at what it is cut from.
     """
     count = len(op.outputs)
-    if op.type == 'IdentityN':
+    if op.type == 'IdentityN' or is_bundled(op):
         return list(range(count))
     if op.type in _VIEWS:
         return [0] * count

@@ -5,6 +5,7 @@ crosses for each sum and machine, whatever its number of towers.
 """
 
 import collections
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -12,7 +13,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from towers import structs
+from towers import structs, transfers
 from towers.graph.reduce import packing
 
 Machines: TypeAlias = Mapping[str, Sequence[int]]  # a machine's CPU -> the places of its towers
@@ -40,22 +41,25 @@ def total(
     machines = _machines(outputs)
     devices = [variable.device if beside else device for variable in variables]
     with tf.device(device), tf.name_scope('sum'):
-        columns = [[None] if index in made else [output.gradients[index] for output in outputs] for index in range(len(variables))]
+        columns = [
+            [None] * len(outputs) if index in made else [output.gradients[index] for output in outputs] for index in range(len(variables))
+        ]
         losses = [_weighted_loss(output) for output in outputs]
-        near = {**made, **({} if machines else _near([*columns, losses], [*devices, device], outputs))}
         if machines:
             columns = _over_machines(columns, variables, devices, machines)
+        else:
+            *columns, losses = _together([*columns, losses], [*devices, device], outputs)
         gradients = []
         for index, (column, variable, place) in enumerate(zip(columns, variables, devices, strict=True)):
             with tf.name_scope(variable.op.name), tf.device(place):
-                gradients.append(near[index] if index in near else add(column, variable))
+                gradients.append(made[index] if index in made else add(column, variable))
         examples = _total([output.examples for output in outputs], machines)
         return structs.Sum(
             gradients=tuple(gradients),
             variables=variables,
             weight=tf.constant(1.0) if normalised(outputs) else _total([output.weight for output in outputs], machines),
-            loss=near[len(variables)] if len(variables) in near else _total(losses, machines),
-            state=_state(outputs, examples, statistics, machines),
+            loss=_total(losses, machines),
+            state=_state(outputs, examples, statistics, machines, device),
             examples=examples,
             metrics=add_metrics([output.metrics for output in outputs], machines),
         )
@@ -74,23 +78,33 @@ def _machines(outputs: Sequence[structs.TowerOutput]) -> Machines:
     return places if len(places) > 1 else {}
 
 
-def _near(columns: Sequence[Sequence[Any]], devices: Sequence[str], outputs: Sequence[structs.TowerOutput]) -> dict[int, tf.Tensor]:
-    """Of the columns, one tensor from each tower, the sums of small ones by their places, which come from a tower as one tensor.
+def _together(columns: Sequence[Sequence[Any]], devices: Sequence[str], outputs: Sequence[structs.TowerOutput]) -> list[list[Any]]:
+    """The columns, one gradient or tensor from each tower, as they come to their sums' devices: in few transfers from each tower."""
+    rows: list[list[Any]] = [[column[place] for column in columns] for place in range(len(outputs))]
+    targets = [transfers.name_of(device) for device in devices]
+    for row, output in zip(rows, outputs, strict=True):
+        source = transfers.name_of(output.tower.devices[0])
+        for target in filter(functools.partial(transfers.are_bundled, source), dict.fromkeys(targets)):
+            places = [place for place, device in enumerate(targets) if device == target]
+            for place, value in zip(places, _brought([row[place] for place in places], source, target), strict=True):
+                row[place] = value
+    return [[row[place] for row in rows] for place in range(len(columns))]
 
-    That is for CPU devices: between them a copy of a few kilobytes costs less than a transfer.
-    """
-    hosts = [output.tower.devices[0] for output in outputs]
-    if len(outputs) < 2 or any(tf.DeviceSpec.from_string(host).device_type != 'CPU' for host in hosts):
-        return {}
-    groups: dict[tuple[str, tf.DType], list[int]] = {}
-    for index, (column, device) in enumerate(zip(columns, devices, strict=True)):
-        if all(packing.is_small(part, near=True) for part in column):
-            groups.setdefault((tf.DeviceSpec.from_string(device).to_string(), column[0].dtype), []).append(index)
-    found: dict[int, tf.Tensor] = {}
-    for (device, _), places in groups.items():
-        if len(places) > 1:
-            found.update(zip(places, packing.added([columns[at] for at in places], hosts=hosts, device=device), strict=True))
-    return found
+
+def _brought(gradients: Sequence[structs.Gradient], source: str, target: str) -> list[structs.Gradient]:
+    """Gradients of a tower on the device of their sums; those of gathered rows are there already."""
+    flat: list[tf.Tensor] = []
+    for gradient in gradients:
+        flat += [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices) else [gradient]
+    crossing = [at for at, leaf in enumerate(flat) if leaf is not None and leaf.device == source]
+    for group in transfers.groups([flat[at] for at in crossing]):
+        places = [crossing[at] for at in group]
+        for at, value in zip(places, transfers.brought([flat[at] for at in places], source=source, target=target), strict=True):
+            flat[at] = value
+    leaves = iter(flat)
+    return [
+        tf.IndexedSlices(next(leaves), next(leaves), g.dense_shape) if isinstance(g, tf.IndexedSlices) else next(leaves) for g in gradients
+    ]
 
 
 def _over_machines(
@@ -105,7 +119,7 @@ def _over_machines(
             with tf.name_scope(variable.op.name), tf.device(host):
                 partial: Any = add(own, variable) if any(gradient is not None for gradient in own) else None
             found[index].append(partial)
-            if packing.is_small(partial) and not packing.same_machine(host, devices[index]):
+            if packing.is_small(partial) and not transfers.same_machine(host, devices[index]):
                 small.setdefault(f'{devices[index]} {partial.dtype.name}', []).append(index)
         for indices in small.values():
             values: Any = [found[index][-1] for index in indices]
@@ -169,7 +183,7 @@ def _weighted_loss(output: structs.TowerOutput) -> tf.Tensor:
 
 
 def _state(
-    outputs: Sequence[structs.TowerOutput], examples: tf.Tensor, statistics: str, machines: Machines
+    outputs: Sequence[structs.TowerOutput], examples: tf.Tensor, statistics: str, machines: Machines, device: str
 ) -> tuple[structs.StateWrite, ...]:
     """One write for each of tower 0's, its value the towers' mean weighted by examples; what isn't a float is tower 0's.
 
@@ -184,15 +198,14 @@ def _state(
                 f'{output.tower.scope} and {outputs[0].tower.scope} update different state: {names}; '
                 'expected the same updates of the same variables in each tower.'
             )
-    made = []
-    for target, write in towers[0].items():
-        value = write.value
-        if statistics == 'mean' and value.dtype.is_floating and len(outputs) > 1:
-            value = _total(
-                [_share(output, writes[target].value, examples) for output, writes in zip(outputs, towers, strict=True)], machines
-            )
-        made.append(structs.StateWrite(write.variable, write.kind, value))
-    return tuple(made)
+    averaged = [target for target, write in towers[0].items() if write.value.dtype.is_floating and statistics == 'mean' and len(towers) > 1]
+    columns = [
+        [_share(output, writes[target].value, examples) for output, writes in zip(outputs, towers, strict=True)] for target in averaged
+    ]
+    if not machines:
+        columns = _together(columns, [device] * len(columns), outputs)
+    means = {target: _total(column, machines) for target, column in zip(averaged, columns, strict=True)}
+    return tuple(structs.StateWrite(write.variable, write.kind, means.get(target, write.value)) for target, write in towers[0].items())
 
 
 def _by_target(state: Sequence[structs.StateWrite]) -> dict[tuple[str, str, int], structs.StateWrite]:

@@ -1,0 +1,93 @@
+"""The variables' values on their way to the towers, together where a transfer costs more than bytes. Part of the stage `strategies`."""
+
+from collections.abc import Callable, Mapping
+
+import tensorflow.compat.v1 as tf
+
+from towers import structs, transfers
+from towers.graph import reads
+from towers.graph.reduce import packing
+
+
+class Packs:
+    """Brings the variables' values to machines, once to each.
+
+    Small ones come to a machine as one tensor for each device that holds some of them. Which there are is known when the
+    towers of a machine have been built, so to the first machine each comes by itself.
+    """
+
+    def __init__(self, bring: Callable[[tf.Variable, str], tf.Tensor]) -> None:
+        self._bring = bring
+        self._read: dict[str, dict[str, tf.Variable]] = {}  # by machine, the small ones that its towers read
+        self.pieces: dict[str, dict[str, tf.Tensor]] = {}  # by machine, what came packed
+
+    def on(self, host: str, variable: tf.Variable) -> tf.Tensor:
+        """A variable's value on the CPU of a machine."""
+        if not packing.is_small(variable):
+            return self._bring(variable, host)
+        if host not in self._read:
+            self.pieces[host] = _together(next(iter(self._read.values()), {}), host)
+            self._read[host] = {}
+        self._read[host][variable.handle.name] = variable
+        piece = self.packed(host, variable)
+        return self._bring(variable, host) if piece is None else piece
+
+    def packed(self, host: str, variable: tf.Variable) -> tf.Tensor | None:
+        """A variable's value on a machine, where it came with others."""
+        return self.pieces.get(host, {}).get(variable.handle.name)
+
+
+class Bundles:
+    """Brings values from a machine's CPU devices to its towers there, to each in one transfer from each device.
+
+    Which values there are is known when a machine's first tower has been built, so to that one each comes by itself.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[str, tuple[int, dict[str, tf.Tensor]]] = {}  # by machine, its first tower and what that one read
+        self._bundles: dict[tuple[str, str], tf.Tensor] = {}  # by machine and device
+        self._pieces: dict[int, dict[str, tf.Tensor]] = {}  # by tower, what came together
+
+    def on(self, tower: structs.Tower, variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:
+        """A variable's value on the device of a tower, or `value` where it comes by itself."""
+        first, seen = self._first.setdefault(tower.host, (tower.index, {}))
+        if tower.index == first:
+            seen[variable.handle.name] = value
+        elif tower.index not in self._pieces:
+            self._pieces[tower.index] = self._brought(seen, tower)
+        return self._pieces.get(tower.index, {}).get(variable.handle.name, value)
+
+    def piece(self, tower: structs.Tower, variable: tf.Variable) -> tf.Tensor | None:
+        """A variable's value on a tower, where it came with others."""
+        return self._pieces.get(tower.index, {}).get(variable.handle.name)
+
+    def _brought(self, values: Mapping[str, tf.Tensor], tower: structs.Tower) -> dict[str, tf.Tensor]:
+        """Values on a tower, those that come to it together from one device."""
+        target = transfers.name_of(tower.devices[0])
+        found: dict[str, tf.Tensor] = {}
+        for source in dict.fromkeys(value.device for value in values.values()):
+            own = {name: value for name, value in values.items() if value.device == source}
+            if len(own) > 1 and transfers.are_bundled(source, target):
+                bundle = self._bundle(tower.host, source, list(own.values()))
+                with tf.control_dependencies(None), tf.name_scope(f'{tower.scope}/read/'):
+                    found.update(zip(own, transfers.unbundled(bundle, list(own.values()), target), strict=True))
+        return found
+
+    def _bundle(self, host: str, source: str, values: list[tf.Tensor]) -> tf.Tensor:
+        if (host, source) not in self._bundles:
+            with tf.control_dependencies(None), tf.name_scope('read/'):
+                self._bundles[host, source] = transfers.bundle(values, source)
+        return self._bundles[host, source]
+
+
+def _together(read: Mapping[str, tf.Variable], host: str) -> dict[str, tf.Tensor]:
+    """The values of variables on a machine, by the names of their handles; one tensor crosses from each device that holds several."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, variable in read.items():
+        groups.setdefault((variable.device, variable.dtype.base_dtype.name), []).append(name)
+    found: dict[str, tf.Tensor] = {}
+    with tf.control_dependencies(None), tf.name_scope('read/packed/'), tf.device(None):
+        for (device, _), names in groups.items():
+            if len(names) > 1:
+                found.update(zip(names, packing.brought([reads.read(read[name]) for name in names], host=device, device=host), strict=True))
+    return found
