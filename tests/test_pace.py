@@ -288,7 +288,7 @@ def test_a_real_training_is_measured_and_evaluated_exactly(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as training:
         try:
             starter.wait_for(lambda: (tmp_path / 'ckpt-10.json').exists())
-            given = runs.config(tmp_path, eval_batch_size=4)
+            given = runs.config(tmp_path, eval_batch_size=2, eval_max_slowdown=0.2)
             made = []
             original = pace.Yielder.between
 
@@ -307,5 +307,5 @@ def test_a_real_training_is_measured_and_evaluated_exactly(tmp_path):
         models.build('mlp'), digits.load().test, dataclasses.replace(given, eval_name='own', eval_max_slowdown=1), checkpoint=10
     )
     assert found['examples'] == plain['examples'] and found['accuracy'] == plain['accuracy']
-    assert len(made) == found['examples'] // 4 + 1 and made[0]._alone and made[0]._alone[0] > 0
+    assert len(made) == found['examples'] // 2 + 1 and made[0]._alone and made[0]._alone[0] > 0
     assert json.loads((tmp_path / 'eval/test/results.jsonl').read_text())['step'] == 10
