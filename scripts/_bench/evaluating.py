@@ -15,6 +15,7 @@ _start.load_tensorflow(sys.argv)
 import contextlib  # noqa: E402
 import dataclasses  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
+from concurrent import futures  # noqa: E402
 
 from scripts import _flags, _zoo  # noqa: E402
 from scripts._bench import options  # noqa: E402
@@ -50,20 +51,20 @@ def _obey(session: evaluator.Evaluator, checkpoint: manifest.Checkpoint) -> None
 
 @contextlib.contextmanager
 def _at_work(session: evaluator.Evaluator, checkpoint: manifest.Checkpoint) -> Iterator[None]:
-    """Evaluates beside the `with` block, again and again."""
+    """Evaluates beside the `with` block, again and again; raises what that raised."""
     stop = threading.Event()
 
     def work() -> None:
         while not stop.is_set():
             session.run(checkpoint, stop)
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+    with futures.ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        try:
+            yield
+        finally:
+            stop.set()
+        working.result()
 
 
 if __name__ == '__main__':
