@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-L0 = {'structs', 'config', 'identity', 'metrics', 'randomness', 'errors', 'upstream', 'transfers'}
+L0 = {'structs', 'config', 'identity', 'metrics', 'randomness', 'errors', 'upstream', 'transfers', 'shadows'}
 L2 = {'strategies'}
 L3 = {
     'program', 'run_directory', 'starting', 'training', 'replaying', 'evaluator', 'results', 'evaluation', 'companion', 'exporting',

@@ -226,7 +226,7 @@ class Saver:
         start, spent = time.monotonic(), time.thread_time()
         try:
             self._publish(moment, final)
-        except (OSError, tf.errors.OpError) as error:
+        except (OSError, tf.errors.OpError, snapshot.NotFinite) as error:
             self._facts.guard()
             self._discard(moment.step)
             problem = snapshot.reason(error)
@@ -250,12 +250,8 @@ class Saver:
         manifest.remove(self._model_dir, moment.step)
         prefix = manifest.prefix_of(self._model_dir, moment.step)
         if self._write_files is None:
-            self._write_files = self._session.make_callable(
-                self._snapshot.write, [self._snapshot.prefix, *self._position.given.values()], accept_options=True
-            )
-        # A thread pool below 0 is the calling thread: the training keeps all of its own.
-        given = [moment.given[name] for name in self._position.given]
-        self._write_files(prefix + '.tmp', *given, options=tf.RunOptions(inter_op_thread_pool=-1))
+            self._write_files = self._snapshot.writer(self._session, [*self._position.given.values()])
+        self._write_files(prefix + '.tmp', *[moment.given[name] for name in self._position.given])
         written = {}
         for ending in _ENDINGS:
             files.sync_file(prefix + '.tmp' + ending)

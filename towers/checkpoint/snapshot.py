@@ -1,33 +1,59 @@
-"""A consistent copy of tensors inside the graph, and the operation that writes it in TensorFlow's own checkpoint format.
+"""A consistent copy of tensors inside the graph, written in TensorFlow's own checkpoint format where every number is finite."""
 
-Taking it costs next to nothing: a shadow variable on the same device takes over the variable's buffer, and the next
-update, which sees that the buffer is held, writes to a new one. So that step pays for one copy of what it changes, and
-until the shadows are dropped the variables need their memory twice.
-"""
+import collections
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import re
-from collections.abc import Mapping
-from typing import NamedTuple
-
+import numpy as np
 import tensorflow.compat.v1 as tf
 
-_CHECKED = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
-_LARGE = 1 << 16
-_NOT_FINITE = re.compile(r'^(\S+) : Tensor had (.+) values', re.MULTILINE)
+from towers import shadows
+
+_SUMMED = (tf.float32, tf.float64)  # others are summed as float32
+_HERE = tf.RunOptions(inter_op_thread_pool=-1)  # a thread pool below 0 is the calling thread: the training keeps all of its own
+_KINDS: Mapping[str, Callable[..., Any]] = {'NaN': np.isnan, '+Inf': np.isposinf, '-Inf': np.isneginf}
+
+
+class NotFinite(ValueError):
+    """A value of a snapshot is not finite."""
 
 
 class Snapshot(NamedTuple):
     """Operations of one snapshot.
 
     Attributes:
-      take: sets the shadows; run it between steps.
-      write: checks that every float is finite, writes the shadows to `prefix` and drops them; run it whenever.
+      take: holds the values; run it between steps.
+      held: name in the checkpoint -> the value taken last.
+      finite: whether the sum over all floats taken is finite; where it isn't, some number may not be.
+      write: writes the values to `prefix` and drops them; run it whenever.
       prefix: string scalar placeholder, path of the files without endings.
     """
 
     take: tf.Operation
+    held: Mapping[str, tf.Tensor]
+    finite: tf.Tensor
     write: tf.Operation
     prefix: tf.Tensor
+
+    def writer(self, session: tf.Session, given: Sequence[tf.Tensor]) -> Callable[..., None]:
+        """A function of the files' prefix and the values of `given` that writes the snapshot in the calling thread; it raises NotFinite."""
+        is_finite = session.make_callable(self.finite, accept_options=True)
+        write = session.make_callable(self.write, [self.prefix, *given], accept_options=True)
+
+        def checked(prefix: str, *values: Any) -> None:
+            if not is_finite(options=_HERE):
+                self._check(session)
+            write(prefix, *values, options=_HERE)
+
+        return checked
+
+    def _check(self, session: tf.Session) -> None:
+        """Looks at every number; a sum of large ones may overflow though they are finite."""
+        for name, tensor in self.held.items():
+            if tensor.dtype.is_floating or tensor.dtype.is_complex:
+                kinds = _not_finite(session.run(tensor, options=_HERE))
+                if kinds:
+                    raise NotFinite(f'{name} has {" and ".join(kinds)} values')
 
 
 def make(sources: Mapping[str, tf.Variable | tf.Tensor], given: Mapping[str, tf.Tensor] | None = None) -> Snapshot:
@@ -38,68 +64,53 @@ def make(sources: Mapping[str, tf.Variable | tf.Tensor], given: Mapping[str, tf.
       given: name in the checkpoint -> placeholder, to be fed when it is written.
     """
     names = sorted(sources)
-    with tf.name_scope('checkpoint'):
+    with tf.name_scope('checkpoint'), tf.device('/cpu:0'):
         values = [_value(sources[name]) for name in names]
-        with tf.device('/cpu:0'):
-            shadows = [
-                tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=f'checkpoint_shadow/{name}')
-                for name, value in zip(names, values, strict=True)
-            ]
-            take = tf.group(
-                *[tf.raw_ops.AssignVariableOp(resource=shadow, value=value) for shadow, value in zip(shadows, values, strict=True)]
-            )
-            held = [
-                _checked(name, tf.raw_ops.ReadVariableOp(resource=shadow, dtype=value.dtype))
-                for name, shadow, value in zip(names, shadows, values, strict=True)
-            ]
-            prefix = tf.placeholder(tf.string, [], name='prefix')
-            given = given or {}
-            all_names = [*names, *given]
-            all_values = [*held, *given.values()]
-            save = tf.raw_ops.SaveV2(prefix=prefix, tensor_names=all_names, shape_and_slices=[''] * len(all_names), tensors=all_values)
-            with tf.control_dependencies([save]):
-                write = tf.group(*[tf.raw_ops.DestroyResourceOp(resource=shadow) for shadow in shadows])
-    return Snapshot(take, write, prefix)
+        shadow = shadows.Shadow(values, device='/cpu:0', name='checkpoint_shadow')
+        held = dict(zip(names, shadow.held, strict=True))
+        prefix = tf.placeholder(tf.string, [], name='prefix')
+        written = {**held, **(given or {})}
+        save = tf.raw_ops.SaveV2(prefix=prefix, tensor_names=[*written], shape_and_slices=[''] * len(written), tensors=[*written.values()])
+        with tf.control_dependencies([save]):
+            write = shadow.drop()
+        return Snapshot(shadow.keep(), held, _finite(shadow.held), write, prefix)
 
 
-def reason(error: OSError | tf.errors.OpError) -> str:
+def reason(error: Exception) -> str:
     """What stopped a write, in one line; TensorFlow's messages hold stack traces too."""
-    if isinstance(error, OSError):
-        return f'{error.strerror or error} ({error.filename})' if error.filename else str(error)
-    found = _NOT_FINITE.search(error.message)
-    if found:
-        return f'{found[1]} has {found[2]} values'
-    lines = [line.strip() for line in error.message.splitlines()]
-    telling = [line for line in lines if '; ' in line and not line.startswith('File "')]
-    return (telling or lines)[0]
+    if isinstance(error, tf.errors.OpError):
+        lines = [line.strip() for line in error.message.splitlines()]
+        telling = [line for line in lines if '; ' in line and not line.startswith('File "')]
+        return (telling or lines)[0]
+    if isinstance(error, OSError) and error.filename:
+        return f'{error.strerror or error} ({error.filename})'
+    return str(error)
 
 
 def _value(source: tf.Variable | tf.Tensor) -> tf.Tensor:
-    if isinstance(source, tf.Tensor):
-        return source
-    with tf.device(source.device):
-        value = source.read_value()
-        # A reference variable is changed in place, whoever holds its buffer.
-        return value if source.op.type == 'VarHandleOp' else tf.raw_ops.DeepCopy(x=value)
+    return source if isinstance(source, tf.Tensor) else shadows.value_of(source)
 
 
-def _checked(name: str, value: tf.Tensor) -> tf.Tensor:
-    """The value, once every number in it is known to be finite."""
-    if value.dtype in _CHECKED:
-        parts = [_suspect(value)]
-    elif value.dtype.is_complex:
-        parts = [tf.math.real(value), tf.math.imag(value)]
-    elif value.dtype.is_floating:
-        parts = [tf.cast(value, tf.float32)]
-    else:
-        return value
-    with tf.control_dependencies([tf.raw_ops.CheckNumericsV2(tensor=part, message=name) for part in parts]):
-        return tf.identity(value)
+def _finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Whether the sum over all floats is finite, as one flag."""
+    sums: dict[tf.DType, list[tf.Tensor]] = collections.defaultdict(list)
+    axes: dict[int | None, tf.Tensor] = {}
+    for value in values:
+        if value.dtype.is_complex:
+            value = tf.abs(value)
+        if value.dtype.is_floating:
+            value = value if value.dtype in _SUMMED else tf.cast(value, tf.float32)
+            rank = value.shape.rank
+            if rank is None or rank not in axes:
+                axes[rank] = tf.range(tf.rank(value))
+            sums[value.dtype].append(tf.raw_ops.Sum(input=value, axis=axes[rank]))
+    flags = [tf.math.is_finite(tf.add_n(of_type)) for of_type in sums.values()]
+    return tf.reduce_all(tf.stack(flags)) if flags else tf.constant(True)
 
 
-def _suspect(value: tf.Tensor) -> tf.Tensor:
-    """What has to be looked at number by number: nothing of a large value whose sum is finite, and summing is several times faster."""
-    if (value.shape.num_elements() or 0) < _LARGE:
-        return value
-    count = tf.where(tf.math.is_finite(tf.reduce_sum(value)), 0, value.shape.num_elements())
-    return tf.reshape(value, [-1])[:count]
+def _not_finite(value: Any) -> list[str]:
+    """What a value holds besides finite numbers."""
+    if not np.iscomplexobj(value) and value.dtype != np.float64:
+        value = np.asarray(value, np.float32)  # numpy itself knows no bfloat16
+    parts = [value.real, value.imag] if np.iscomplexobj(value) else [value]
+    return [name for name, is_one in _KINDS.items() if any(is_one(part).any() for part in parts)]

@@ -10,7 +10,7 @@ from absl import logging
 
 from towers import config as config_lib
 from towers import randomness, structs
-from towers.graph import averages, build, chain, marks, moved, optimizers, schedules, standing, strategies, train_step
+from towers.graph import averages, build, chain, marks, moved, optimizers, reads, schedules, standing, strategies, train_step
 from towers.graph.reduce import central
 from towers.jobs import connecting, feeding
 from towers.run import flight, session_config
@@ -265,7 +265,7 @@ def _scalars(total: structs.Sum, outputs: Sequence[structs.TowerOutput], operati
     scalars = {f'towers/{output.tower.index}/loss': output.output.loss for output in outputs}
     with tf.name_scope('norms'):
         with tf.control_dependencies([operation]):  # The weights after this step, not a mixture.
-            values = [v.read_value() for v in total.variables]
+            values = [reads.read(v) for v in total.variables]
         return {**scalars, 'gradient_norm': chain.global_norm(total), 'weight_norm': tf.linalg.global_norm(values)}
 
 

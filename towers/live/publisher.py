@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from towers import identity
+from towers import identity, shadows
 from towers.live import naming
 
 _LIMIT_MS = 60_000  # for anything that is asked of the server
@@ -50,16 +50,9 @@ class Publisher:
     def build(self) -> None:
         """Adds the shadows to the current graph."""
         with tf.name_scope('live/'), tf.device('/cpu:0'):
-            shadows, takes, held = [], [], []
-            for name, variable in self._variables.items():
-                value = variable.read_value()
-                if variable.op.type != 'VarHandleOp':
-                    value = tf.raw_ops.DeepCopy(x=value)  # a reference variable is changed in place, whoever holds its buffer
-                shadow = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=f'live_shadow/{name}')
-                shadows.append(shadow)
-                takes.append(tf.raw_ops.AssignVariableOp(resource=shadow, value=value))
-                held.append(tf.raw_ops.ReadVariableOp(resource=shadow, dtype=value.dtype))
-            self._operations = tf.group(*takes), held, tf.group(*[tf.raw_ops.DestroyResourceOp(resource=each) for each in shadows])
+            values = [shadows.value_of(variable) for variable in self._variables.values()]
+            shadow = shadows.Shadow(values, device='/cpu:0', name='live_shadow')
+            self._operations = shadow.keep(), shadow.held, shadow.drop()
 
     def begin(self, session: tf.Session) -> None:
         """Makes ready for a session whose variables are set, and says where they are served."""

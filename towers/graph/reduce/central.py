@@ -167,7 +167,7 @@ def _add(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def _total(tensors: Sequence[tf.Tensor], machines: Machines) -> tf.Tensor:
     """The sum of one tensor of each tower."""
-    known: list[Any] = [tf.get_static_value(tensor) for tensor in tensors] if machines else [None]
+    known: list[Any] = [tf.get_static_value(tensor) for tensor in tensors] if tensors[0].shape.rank == 0 else [None]
     if all(value is not None for value in known):
         return tf.constant(sum(known), tensors[0].dtype)
     partial = list(tensors) if not machines else []
@@ -199,8 +199,10 @@ def _state(
                 'expected the same updates of the same variables in each tower.'
             )
     averaged = [target for target, write in towers[0].items() if write.value.dtype.is_floating and statistics == 'mean' and len(towers) > 1]
+    shares = [_share(output, examples) for output in outputs] if averaged else []
     columns = [
-        [_share(output, writes[target].value, examples) for output, writes in zip(outputs, towers, strict=True)] for target in averaged
+        [_part(output, writes[target].value, share) for output, writes, share in zip(outputs, towers, shares, strict=True)]
+        for target in averaged
     ]
     if not machines:
         columns = _together(columns, [device] * len(columns), outputs)
@@ -219,11 +221,15 @@ def _by_target(state: Sequence[structs.StateWrite]) -> dict[tuple[str, str, int]
     return found
 
 
-def _share(output: structs.TowerOutput, value: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
+def _share(output: structs.TowerOutput, examples: tf.Tensor) -> tf.Tensor:
+    """A tower's part of all examples, on it."""
+    own, whole = (tf.get_static_value(count) for count in (output.examples, examples))
     with tf.device(output.tower.devices[0]):
-        own, whole = (tf.get_static_value(count) for count in (output.examples, examples))
         if own is None or whole is None:
-            share = tf.cast(output.examples, tf.float32) / tf.cast(examples, tf.float32)
-        else:  # a constant of its own, so that nothing crosses devices for it
-            share = tf.constant(np.float32(own) / np.float32(whole))
+            return tf.cast(output.examples, tf.float32) / tf.cast(examples, tf.float32)
+        return tf.constant(np.float32(own) / np.float32(whole))  # its own, so that nothing crosses devices for it
+
+
+def _part(output: structs.TowerOutput, value: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+    with tf.device(output.tower.devices[0]):
         return tf.math.multiply_no_nan(value, tf.cast(share, value.dtype))
