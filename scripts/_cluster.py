@@ -11,13 +11,22 @@ from typing import Literal
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-from scripts import _environment, _main
+from scripts import _environment, _flags, _main
 from towers import config as config_lib
 from towers.jobs import serving
 from towers.run import signals
 
 Job = Literal['worker', 'ps']
 _FAKES = 16  # CPU devices cost nothing, so a server without GPUs offers enough for any rehearsal
+
+
+def define() -> flags.FlagValues:
+    """The flags of a training and which task this is; those that a server has no use for are let be."""
+    values = _flags.define()
+    job = _flags.Option('job_name', 'worker', 'worker, or ps for one of --ps_hosts', kind=Job)
+    index = _flags.Option('task_index', None, 'which of the hosts this is, from 0 on', kind=int)
+    _flags.add(values, 'Task: which process of the cluster this is.', job, index)
+    return values
 
 
 def found(values: flags.FlagValues, config: config_lib.Config) -> tuple[config_lib.Config, _environment.Found | None]:

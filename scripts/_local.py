@@ -14,12 +14,14 @@ from typing import IO
 
 from absl import flags
 
-from scripts import _main
+from scripts import _cluster, _flags, _main, _zoo
+from towers.cluster import spec
 
 _HOST = '127.0.0.1'
 _END_SECS = 10.0
 _LOOK_SECS = 0.5
 _RESTARTS = 20
+_SET_HERE = ('worker_hosts', 'ps_hosts', 'master_host', 'hosts_file', 'job_name', 'task_index')
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -34,6 +36,9 @@ class Rehearsal:
     Args:
       values: machines, num_gpus, ps, base_port and restart.
       training: flags of scripts/train.py.
+
+    Raises:
+      ValueError, FileNotFoundError: the training would not begin with them.
     """
 
     def __init__(self, values: flags.FlagValues, training: Sequence[str]) -> None:
@@ -43,6 +48,7 @@ class Rehearsal:
         common.append('--device=cpu')  # real GPUs can't be had by several processes at once
         self._restart = bool(values.restart)
         self._jobs = {'master': ['train.py', *common, f'--num_gpus={values.num_gpus}', *training]}
+        _check(self._jobs['master'], training, values.num_gpus)
         for job, tasks in (('worker', workers), ('ps', ps)):
             own = [f'--num_gpus={values.num_gpus}'] if job == 'worker' else []
             for index in range(len(tasks)):
@@ -114,6 +120,23 @@ class Rehearsal:
                 except subprocess.TimeoutExpired:
                     child.kill()
                     child.wait()
+
+
+def _check(command: Sequence[str], training: Sequence[str], num_gpus: int) -> None:
+    """Reads the flags of the training as it will, before anything is started; and none may be what the rehearsal sets for each process."""
+    values = _cluster.define()
+    _flags.parse(values, ['', *training])
+    for name in _SET_HERE:
+        if values[name].present:
+            raise ValueError(
+                f'Behind -- expected flags of the training alone, got --{name}, which the rehearsal sets itself; leave it out.'
+            )
+    for name, wanted in (('num_gpus', num_gpus), ('device', 'cpu')):
+        if values[name].present and values[name].value != wanted:
+            raise ValueError(f'Behind -- expected --{name}={wanted} as in all processes, got {values[name].value}; leave it out there.')
+    values = _flags.define()
+    _flags.parse(values, command)
+    spec.of(_flags.to_config(values, _zoo.load(values).recipe))
 
 
 def addresses(count: int, base: int | None = None) -> list[str]:

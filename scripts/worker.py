@@ -15,15 +15,6 @@ from absl import flags
 from scripts import _cluster, _flags, _main
 
 
-def define() -> flags.FlagValues:
-    """The flags of a training and which task this is; those that a server has no use for are let be."""
-    values = _flags.define()
-    job = _flags.Option('job_name', 'worker', 'worker, or ps for one of --ps_hosts', kind=_cluster.Job)
-    index = _flags.Option('task_index', None, 'which of the hosts this is, from 0 on', kind=int)
-    _flags.add(values, 'Task: which process of the cluster this is.', job, index)
-    return values
-
-
 def main(values: flags.FlagValues) -> int:
     """Serves until the run is over."""
     config, task = _cluster.found(values, _flags.to_config(values))
@@ -36,4 +27,4 @@ def main(values: flags.FlagValues) -> int:
 
 
 if __name__ == '__main__':
-    _main.run(main, define(), __doc__)
+    _main.run(main, _cluster.define(), __doc__)
