@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -11,6 +12,12 @@ from towers.cluster import spec
 
 _JOBS = ('chief', 'master', 'worker', 'ps', 'evaluator')
 _PORT = 2222
+# Slurm's names for one thing, those of the step first, then those of the job, the older ones last.
+_STEP = ('SLURM_STEP_NUM_TASKS', 'SLURM_STEP_ID', 'SLURM_STEPID', 'SLURM_LAUNCH_NODE_IPADDR')  # one of them is there in what srun starts
+_TASKS = ('SLURM_STEP_NUM_TASKS', 'SLURM_NTASKS', 'SLURM_NPROCS')
+_LAYOUT = ('SLURM_STEP_TASKS_PER_NODE', 'SLURM_TASKS_PER_NODE')
+_NODES = ('SLURM_STEP_NODELIST', 'SLURM_JOB_NODELIST', 'SLURM_NODELIST')
+_NUM_NODES = ('SLURM_STEP_NUM_NODES', 'SLURM_JOB_NUM_NODES', 'SLURM_NNODES')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +45,17 @@ def read(environ: Mapping[str, str]) -> Found | None:
     """
     if environ.get('TF_CONFIG'):
         return tf_config(environ['TF_CONFIG'])
-    if int(environ.get('SLURM_STEP_NUM_TASKS', '1')) > 1 and 'SLURM_PROCID' in environ:
-        return slurm(environ)
+    nodes = int(_first(environ, _NUM_NODES) or 1)
+    if 'SLURM_PROCID' in environ and any(name in environ for name in _STEP):
+        tasks = _first(environ, _TASKS)
+        if tasks is None and nodes > 1:
+            raise ValueError(f'The Slurm step has {nodes} nodes, got none of {", ".join(_TASKS)}; give --worker_hosts.')
+        return slurm(environ) if int(tasks or 1) > 1 else None
+    if nodes > 1:
+        raise ValueError(
+            f'Slurm gave this job {nodes} nodes, but this process is no task of a step on them; start it with srun '
+            '--ntasks-per-node=1 (srun --nodes=1 --ntasks=1 for one of them), or give --worker_hosts.'
+        )
     return None
 
 
@@ -89,16 +105,20 @@ def slurm(environ: Mapping[str, str]) -> Found:
     """The cluster of a Slurm step with one task on each node; the first is the training.
 
     Raises:
-      ValueError: a node has several tasks.
+      ValueError: a node has several tasks, or it is not said which nodes there are.
     """
-    count, layout = int(environ['SLURM_STEP_NUM_TASKS']), environ.get('SLURM_STEP_TASKS_PER_NODE', '1')
+    count, layout, nodes = int(_first(environ, _TASKS) or 1), _first(environ, _LAYOUT) or '1', _first(environ, _NODES)
+    if nodes is None:
+        raise ValueError(f'The Slurm step has {count} tasks, got none of {", ".join(_NODES)} that names its nodes; give --worker_hosts.')
     if any(part.partition('(')[0] != '1' for part in layout.split(',')):
-        raise ValueError(
-            f'SLURM_STEP_TASKS_PER_NODE is {layout}; expected one task on each node, which has all its GPUs: --ntasks-per-node=1.'
+        raise ValueError(f'{_LAYOUT[0]} is {layout}; expected one task on each node, which has all its GPUs: --ntasks-per-node=1.')
+    os.environ.setdefault(_NODES[0], nodes)  # where the resolver looks
+    try:
+        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
+            jobs={'worker': count}, port_base=_PORT, gpus_per_node=1, gpus_per_task=1, tasks_per_node=1, auto_set_gpu=False
         )
-    resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
-        jobs={'worker': count}, port_base=_PORT, gpus_per_node=1, gpus_per_task=1, tasks_per_node=1, auto_set_gpu=False
-    )
+    except RuntimeError:
+        raise ValueError(f'The Slurm step has {count} tasks, got other nodes for them: {nodes}; give --worker_hosts.') from None
     hosts = resolver.cluster_spec().as_dict()['worker']
     index = int(environ['SLURM_PROCID'])
     node = environ.get('SLURMD_NODENAME', '')
@@ -122,6 +142,11 @@ def hosts_file(path: str) -> list[str]:
     if not hosts:
         raise ValueError(f'--hosts_file={path} names no host; expected host or host:port, one a line.')
     return [spec.checked('hosts_file', host) for host in hosts]
+
+
+def _first(environ: Mapping[str, str], names: Sequence[str]) -> str | None:
+    """The value of the first name that has one."""
+    return next((environ[name] for name in names if environ.get(name)), None)
 
 
 def _entry(holder: Any, key: str, kind: type, above: str = '') -> Any:

@@ -93,6 +93,42 @@ def test_a_slurm_step_with_several_tasks_on_a_node_is_refused(monkeypatch):
         _environment.read(slurm_step(monkeypatch, SLURM_STEP_TASKS_PER_NODE='2,1'))
 
 
+OLDER = {'SLURM_STEPID': '0', 'SLURM_NPROCS': '3', 'SLURM_NODELIST': 'm7,n[1-2]', 'SLURM_NNODES': '3', 'SLURM_PROCID': '2'}
+
+
+def test_the_older_names_of_slurm_will_do(monkeypatch):
+    for name in ('SLURM_STEP_NODELIST', *OLDER):
+        monkeypatch.setenv(name, OLDER.get(name, ''))  # so that it is as before after the test
+    monkeypatch.delenv('SLURM_STEP_NODELIST')
+    found = _environment.read(OLDER)
+    assert (found.job, found.index, found.flags['worker_hosts']) == ('worker', 2, ['m7:2222', 'n1:2222', 'n2:2222'])
+
+
+@pytest.mark.parametrize(
+    ('without', 'changes', 'said'),
+    [
+        ('SLURM_NODELIST', {}, 'has 3 tasks, got none of SLURM_STEP_NODELIST, SLURM_JOB_NODELIST, SLURM_NODELIST'),
+        ('SLURM_NPROCS', {}, 'has 3 nodes, got none of SLURM_STEP_NUM_TASKS, SLURM_NTASKS, SLURM_NPROCS'),
+        ('SLURM_STEPID', {}, 'gave this job 3 nodes, but this process is no task of a step on them; start it with srun'),
+        ('SLURM_PROCID', {'SLURM_JOB_NUM_NODES': '4'}, 'gave this job 4 nodes, but this process is no task'),
+        (None, {'SLURM_NODELIST': 'm7,n[1-3]'}, r'has 3 tasks, got other nodes for them: m7,n\[1-3\]'),
+    ],
+    ids=range(5),
+)
+def test_several_nodes_of_slurm_are_never_left_idle(monkeypatch, without, changes, said):
+    given = {name: value for name, value in {**OLDER, **changes}.items() if name != without}
+    for name in ('SLURM_STEP_NODELIST', *given):
+        monkeypatch.setenv(name, given.get(name, ''))
+    monkeypatch.delenv('SLURM_STEP_NODELIST')
+    with pytest.raises(ValueError, match=said):
+        _environment.read(given)
+
+
+def test_one_task_of_slurm_trains_alone():
+    assert _environment.read({**OLDER, 'SLURM_STEP_NUM_TASKS': '1'}) is None
+    assert _environment.read({'SLURM_NNODES': '1', 'SLURM_NTASKS': '1', 'SLURM_PROCID': '0'}) is None
+
+
 def test_an_environment_that_says_nothing():
     assert _environment.read({'SLURM_NTASKS': '3', 'SLURM_PROCID': '0'}) is None  # a batch script, not a step of it
 
