@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from towers.hooks import every
 
-SECS = 0.05
+SECS = 0.1
 
 
 class Looks:
