@@ -152,6 +152,18 @@ def test_an_evaluation_begins_behind_the_pause_that_the_last_batch_of_another_is
     assert world.now - began > 60
 
 
+def test_a_training_that_became_slower_between_two_evaluations_has_not_lost_that_to_the_second():
+    world = World(cost=0.3)
+    asked = begun(0.1, world)
+    world.run(asked, 30)
+    share, measured = asked.share, asked.measured
+    world.passes(1000.0, 0.0)
+    world.rate /= 2
+    asked.begin(world.now)
+    world.run(asked, 20)
+    assert asked.measured > measured and asked.share == pytest.approx(share, rel=0.2)
+
+
 @pytest.mark.parametrize('rate', [0.02, 200.0])
 def test_a_first_batch_waits_for_nothing(rate):
     world = World(rate=rate)

@@ -83,7 +83,10 @@ class Pace:
 
     def begin(self, now: float) -> None:
         """An evaluation begins; a longer time since the last one says nothing, but for the pause that its last batch is followed by."""
-        if not 0 <= now - self._asked <= _GAP_SECS:
+        gap = now - self._asked
+        if not 0 <= gap <= _WINDOW_SECS:
+            self._alone = None  # the training may have another speed by now
+        if not 0 <= gap <= _GAP_SECS:
             self._begin(now, max(now, self._resume))
 
     def _begin(self, now: float, resume: float) -> None:
