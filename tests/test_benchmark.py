@@ -136,7 +136,7 @@ def test_a_training_is_measured_with_an_evaluator_and_without(monkeypatch):
     assert options.names(values).parts == ['evaluator']
     found = beside.measure(values, argv, rounds=3)
     rates = [float(found[f'{name}, steps/s (median)']) for name in ('training alone', 'with an evaluator')]
-    assert min(rates) > 0 and re.fullmatch(r'\d\.\d{3} \(\d\.\d{3} to \d\.\d{3}\)', found['with / alone (median, quartiles)'])
+    assert min(rates) > 0 and re.fullmatch(r'\d+\.\d{3} \(\d+\.\d{3} to \d+\.\d{3}\)', found['with / alone (median, quartiles)'])
     assert float(found["the evaluator's processor time / time (median)"]) >= 0
 
 
