@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.graph import writes
-from towers.jobs import program, training
+from towers.jobs import program, stepping, training
 
 EXAMPLES = np.arange(48, dtype=np.float32).reshape(16, 3)
 IDS = np.arange(32, dtype=np.int64).reshape(16, 2)
@@ -99,6 +99,17 @@ def test_a_dense_variable_is_read_once_and_a_step_has_few_transfers(n):
     batch = 1
     expected = {('CPU:0', f'CPU:{index + 1}'): batch + (1 if index else 3) for index in range(n)}
     assert crossing(ops) == {**expected, **{(f'CPU:{index + 1}', 'CPU:0'): 1 for index in range(n)}}
+
+
+@pytest.mark.parametrize('n', [2, 4])
+def test_nothing_else_crosses_when_the_runtime_has_cut_the_graph(n):
+    """What is constant is known on each device: the runtime sends no number that the graph could hold."""
+    metadata, options = tf.RunMetadata(), tf.RunOptions(output_partition_graphs=True)
+    with harness.started(dense, harness.rows(EXAMPLES), harness.config(n=n, global_batch_size=16)) as run:
+        run.session.run(stepping.bare(run.program.step), options=options, run_metadata=metadata)
+    sent = [node.name for graph in metadata.partition_graphs for node in graph.node if node.op == '_Send']
+    weights, batch, sums = 3 + (n - 1), n, n
+    assert len(sent) == weights + batch + sums
 
 
 @pytest.mark.parametrize('n', [2, 4])

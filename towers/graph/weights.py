@@ -1,6 +1,6 @@
 """The variables' values on their way to the towers, together where a transfer costs more than bytes. Part of the stage `strategies`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -38,14 +38,14 @@ class Packs:
 
 
 class Bundles:
-    """Brings values from a machine's CPU devices to its towers there, to each in one transfer from each device.
+    """Brings values from a machine's CPU devices to its towers there, to each in groups.
 
     Which values there are is known when a machine's first tower has been built, so to that one each comes by itself.
     """
 
     def __init__(self) -> None:
         self._first: dict[str, tuple[int, dict[str, tf.Tensor]]] = {}  # by machine, its first tower and what that one read
-        self._bundles: dict[tuple[str, str], tf.Tensor] = {}  # by machine and device
+        self._bundles: dict[tuple[str, str], tf.Tensor] = {}  # by machine and the first value in it
         self._pieces: dict[int, dict[str, tf.Tensor]] = {}  # by tower, what came together
 
     def on(self, tower: structs.Tower, variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:
@@ -66,18 +66,20 @@ class Bundles:
         target = transfers.name_of(tower.devices[0])
         found: dict[str, tf.Tensor] = {}
         for source in dict.fromkeys(value.device for value in values.values()):
-            own = {name: value for name, value in values.items() if value.device == source}
-            if len(own) > 1 and transfers.are_bundled(source, target):
-                bundle = self._bundle(tower.host, source, list(own.values()))
-                with tf.control_dependencies(None), tf.name_scope(f'{tower.scope}/read/'):
-                    found.update(zip(own, transfers.unbundled(bundle, list(own.values()), target), strict=True))
+            here = [(name, value) for name, value in values.items() if value.device == source]
+            for places in transfers.groups([value for _, value in here]) if transfers.are_bundled(source, target) else ():
+                if len(places) > 1:
+                    names, own = zip(*[here[place] for place in places], strict=True)
+                    bundle = self._bundle((tower.host, names[0]), source, own)
+                    with tf.control_dependencies(None), tf.name_scope(f'{tower.scope}/read/'):
+                        found.update(zip(names, transfers.unbundled(bundle, own, target), strict=True))
         return found
 
-    def _bundle(self, host: str, source: str, values: list[tf.Tensor]) -> tf.Tensor:
-        if (host, source) not in self._bundles:
+    def _bundle(self, key: tuple[str, str], source: str, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        if key not in self._bundles:
             with tf.control_dependencies(None), tf.name_scope('read/'):
-                self._bundles[host, source] = transfers.bundle(values, source)
-        return self._bundles[host, source]
+                self._bundles[key] = transfers.bundle(values, source)
+        return self._bundles[key]
 
 
 def _together(read: Mapping[str, tf.Variable], host: str) -> dict[str, tf.Tensor]:
