@@ -1,6 +1,6 @@
 """The variables' values on their way to the towers, together where a transfer costs more than bytes. Part of the stage `strategies`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -65,14 +65,11 @@ class Bundles:
         """Values on a tower, those that come to it together from one device."""
         target = transfers.name_of(tower.devices[0])
         found: dict[str, tf.Tensor] = {}
-        for source in dict.fromkeys(value.device for value in values.values()):
-            here = [(name, value) for name, value in values.items() if value.device == source]
-            for places in transfers.groups([value for _, value in here]) if transfers.are_bundled(source, target) else ():
-                if len(places) > 1:
-                    names, own = zip(*[here[place] for place in places], strict=True)
-                    bundle = self._bundle((tower.host, names[0]), source, own)
-                    with tf.control_dependencies(None), tf.name_scope(f'{tower.scope}/read/'):
-                        found.update(zip(names, transfers.unbundled(bundle, own, target), strict=True))
+        for source, names in _together_from(values, target):
+            own = [values[name] for name in names]
+            bundle = self._bundle((tower.host, names[0]), source, own)
+            with tf.control_dependencies(None), tf.name_scope(f'{tower.scope}/read/'):
+                found.update(zip(names, transfers.unbundled(bundle, own, target), strict=True))
         return found
 
     def _bundle(self, key: tuple[str, str], source: str, values: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -80,6 +77,14 @@ class Bundles:
             with tf.control_dependencies(None), tf.name_scope('read/'):
                 self._bundles[key] = transfers.bundle(values, source)
         return self._bundles[key]
+
+
+def _together_from(values: Mapping[str, tf.Tensor], target: str) -> Iterator[tuple[str, list[str]]]:
+    """The values that go to `target` together: the device where they are, and their names."""
+    for source in dict.fromkeys(value.device for value in values.values()):
+        names = [name for name, value in values.items() if value.device == source]
+        groups = transfers.groups([values[name] for name in names]) if transfers.are_bundled(source, target) else ()
+        yield from ((source, [names[place] for place in places]) for places in groups if len(places) > 1)
 
 
 def _together(read: Mapping[str, tf.Variable], host: str) -> dict[str, tf.Tensor]:
