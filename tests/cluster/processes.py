@@ -118,6 +118,15 @@ class Training:
         assert self.command.code() is None, self.command.text()
 
 
+def leave_out_and_take_in(machines, training):
+    """Kills a worker, starts it again when the run has gone on without it, and waits for the run, which takes it in again, to end."""
+    machines.commands[1].send(signal.SIGKILL)
+    training.command.wait_for('Going on with 2 machines')
+    machines.commands[1] = machines.start(1)
+    training.command.wait_for('Back in the run: worker 1 at')
+    assert training.command.wait() == 0, training.command.text()
+
+
 def check_same(training, whole):
     """Every example once, in the same steps, with the same losses, and variables that end the same."""
     assert training.command.wait() == 0, training.text()

@@ -127,11 +127,7 @@ def test_a_run_goes_on_without_a_worker_and_takes_it_in_again(machines, training
     assert alone.start(steps=steps, worker_hosts=[], master_host=None).wait() == 0
     training.start(steps=steps, worker_grace_secs=1, min_workers=2, step_timeout_secs=30)
     training.wait_for_step(14)
-    machines.commands[1].send(signal.SIGKILL)
-    training.command.wait_for('Going on with 2 machines')
-    machines.commands[1] = machines.start(1)
-    training.command.wait_for('Back in the run: worker 1 at')
-    assert training.command.wait() == 0, training.command.text()
+    processes.leave_out_and_take_in(machines, training)
     processes.check_rows(
         training.rows(), alone.rows(), training
     )  # rounding aside the losses are the same too, but it grows in so many steps

@@ -105,11 +105,7 @@ def test_a_worker_that_comes_back_gets_shards_again(machines, tmp_path, files):
     training, steps = Training(machines, tmp_path / 'trained', files), 400 * PASS  # time for a worker to start
     training.start(steps, worker_grace_secs=1, min_workers=2)
     training.wait_for_step(18)
-    machines.commands[1].send(signal.SIGKILL)
-    training.command.wait_for('Going on with 2 machines')
-    machines.commands[1] = machines.start(1)
-    training.command.wait_for('Back in the run: worker 1 at')
-    assert training.command.wait() == 0, training.command.text()
+    processes.leave_out_and_take_in(machines, training)
     training.check(steps)
     shares = re.findall(r'Of the 12 shards (\d) go', training.command.text())
     assert shares == ['4', '6', '4']

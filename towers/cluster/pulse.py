@@ -15,7 +15,7 @@ BEAT_SECS = 1.0
 SILENT_SECS = 7.0  # without a beat a worker takes the master for gone
 _TRY_SECS = 3.0
 _LATELY_SECS = 30.0
-_LAST_SECS = 60.0  # for a task to take the message that the run is over
+_LAST_SECS = 120.0  # for a task to take the message that the run is over, after it found its server broken and began anew too
 MASTER, BEAT, OVER = 'master', 'beat', 'over'
 
 

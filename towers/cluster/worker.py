@@ -14,8 +14,8 @@ from towers.cluster import board, pulse, spec
 
 _LOOK_SECS = 1.0
 _READ_SECS = 5.0
-_BROKEN_SECS = 30.0  # without an answer of its own server a task takes it for broken
-_MOST_SECS = 2.0  # between two looks of a process that runs
+_BROKEN_SECS, _KEPT_SECS = 30.0, 120.0  # without an answer of its own server a task takes it for broken, later where that loses something
+_MOST_SECS, _MOST_SILENT_SECS = 2.0, 15.0  # between two looks of a process that runs, without an answer three limits more
 
 
 class Ended(enum.Enum):
@@ -56,20 +56,22 @@ def watch(
       keeps: whether it holds what a next master wants, so that it goes on without one.
       clock: seconds that never go back.
     """
-    master = _Master()
+    master, limit, silent = _Master(), _KEPT_SECS if keeps else _BROKEN_SECS, 0.0
     with board.Board(task, target=target, timeout_secs=_READ_SECS) as own:
-        looked = answered = clock()
+        looked = clock()
         while not stop.wait(_LOOK_SECS):
             orders = _orders(task, own)
             now = clock()
-            if orders is None and now - answered > _BROKEN_SECS and not keeps:
-                return Ended.BROKEN
+            secs, looked = now - looked, now  # of which those in which it was stopped itself don't count
             if orders is None:
+                silent += min(secs, _MOST_SILENT_SECS)
+                if silent > limit:
+                    return Ended.BROKEN
                 continue
+            silent = 0.0
             if orders.get(pulse.OVER):
                 return Ended.OVER
-            _note(task, master, orders, min(now - looked, _MOST_SECS))  # not the time in which it was stopped itself
-            looked = answered = now
+            _note(task, master, orders, min(secs, _MOST_SECS))
             if _is_lost(task, master) and not keeps:
                 return Ended.LOST
     return Ended.SIGNAL

@@ -98,13 +98,19 @@ def lasting(
             link.rejoin()
             continue
         except _ANY as error:
+            step, known = progress.step(), isinstance(error, _OF_TASKS) and not stop.is_set()
+            if known:
+                _say(error, step)  # at once, since whoever is frozen takes its time not to answer
             lost = link.lost()
-            if stop.is_set() or not (lost or isinstance(error, _OF_TASKS)):
+            if stop.is_set() or not (lost or known):
                 raise
-            step = progress.step()
+            if not known:
+                _say(error, step)
+            logging.warning(
+                'Lost: %s. Waiting for all tasks.', '; '.join(f'{task} ({why})' for task, why in lost.items()) or 'no task for now'
+            )
             in_a_row = 1 if step > furthest else in_a_row + 1
             furthest, count = max(step, furthest), count + 1
-            _say(error, lost, step)
             if in_a_row > config.max_recoveries:
                 raise spec.ClusterError(
                     f'{config.max_recoveries} recoveries in a row came no further than step {furthest} (--max_recoveries); the last '
@@ -115,9 +121,8 @@ def lasting(
         progress.told = functools.partial(_count, config, count, step)
 
 
-def _say(error: Exception, lost: dict[spec.Task, str], step: int) -> None:
-    names = '; '.join(f'{task} ({why})' for task, why in lost.items()) or 'no task for now'
-    logging.warning('After step %d the cluster failed (%s); lost: %s. Waiting for all tasks.', step, _line(error), names)
+def _say(error: Exception, step: int) -> None:
+    logging.warning('After step %d the cluster failed (%s).', step, _line(error))
 
 
 def _count(config: config_lib.Config, count: int, old: int, new: int) -> None:
