@@ -6,9 +6,9 @@ import threading
 import harness
 import numpy as np
 import pytest
+import runs
 import tensorflow.compat.v1 as tf
 
-import runs
 import towers
 from towers.checkpoint import manifest
 from towers.evaluators import evaluator

@@ -10,10 +10,10 @@ import time
 
 import numpy as np
 import pytest
+import runs
 import starter
 import tensorflow.compat.v1 as tf
 
-import runs
 import towers
 from models.data import digits
 from scripts import models

@@ -11,10 +11,10 @@ import signal
 import time
 
 import numpy as np
+import runs
 import starter
 import tensorflow.compat.v1 as tf
 
-import runs
 from towers.checkpoint import manifest
 
 TRAIN, EVALUATE = (str(starter.ROOT / 'scripts' / name) for name in ('train.py', 'evaluate.py'))
