@@ -63,12 +63,11 @@ def watch(
             orders = _orders(task, own)
             now = clock()
             secs, looked = now - looked, now  # of which those in which it was stopped itself don't count
+            silent = 0.0 if orders is not None else silent + min(secs, _MOST_SILENT_SECS)
+            if silent > limit:
+                return Ended.BROKEN
             if orders is None:
-                silent += min(secs, _MOST_SILENT_SECS)
-                if silent > limit:
-                    return Ended.BROKEN
                 continue
-            silent = 0.0
             if orders.get(pulse.OVER):
                 return Ended.OVER
             _note(task, master, orders, min(secs, _MOST_SECS))
