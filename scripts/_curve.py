@@ -10,12 +10,18 @@ from absl import flags
 from scripts import _network, _timeline
 from towers import config as config_lib
 
+_STRATEGIES = ('parameter_server', 'mirrored')
 _UNITS = {'b': 1 / 8, 'B': 1.0}
 _SCALES = {'': 1.0, 'K': 1e3, 'M': 1e6, 'G': 1e9, 'T': 1e12}
 
 
 def lines(model: Callable[..., Any], dataset: Callable[..., Any], config: config_lib.Config, values: flags.FlagValues) -> Iterator[str]:
-    """The table, a line at a time."""
+    """The table, a line at a time: of the strategy that is asked for, or of all.
+
+    Raises:
+      ValueError: a strategy that is not simulated, or a rate that is none.
+    """
+    strategies = _strategies(values)
     setting = _network.Setting(
         machines=1,
         towers=values.num_gpus,
@@ -36,14 +42,21 @@ def lines(model: Callable[..., Any], dataset: Callable[..., Any], config: config
         yield f'Taken as {values.tower_ms:g} ms, all of its moments by the same factor.'
     yield f'{"machines":>8} {"towers":>7}  {"strategy":17} {"step ms":>9} {"efficiency":>10} {"examples/s":>11}  bottleneck'
     for machines in _counts(values.machines):
-        for strategy in ('parameter_server', 'mirrored'):
-            if strategy == 'mirrored' and values.ps:
-                continue
+        for strategy in strategies:
             step = _network.simulate(weights, work, dataclasses.replace(setting, machines=machines, strategy=strategy))
             towers = machines * setting.towers
             what = f'{step.bottleneck} ({step.busy[step.bottleneck]:.0%} busy)'
             row = f'{machines:8} {towers:7}  {strategy:17} {step.secs * 1e3:9.1f} {step.efficiency:10.1%}'
             yield f'{row} {towers * batch / step.secs:11.0f}  {what}'
+
+
+def _strategies(values: flags.FlagValues) -> list[str]:
+    found = [strategy for strategy in _STRATEGIES if strategy != 'mirrored' or not values.ps]  # each tower holds the parameters
+    if values['strategy'].using_default_value:
+        return found
+    if values.strategy not in found:
+        raise ValueError(f'--strategy wants {" or ".join(found)} with --ps={values.ps} here, got {values.strategy}; leave it out for all.')
+    return [values.strategy]
 
 
 def rate(flag: str, text: str) -> float:

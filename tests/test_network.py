@@ -10,7 +10,8 @@ import pytest
 
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent)]
 
-from scripts import _curve, _links, _network  # noqa: E402
+from scripts import _curve, _flags, _links, _network, _timeline, simulate  # noqa: E402
+from towers import config  # noqa: E402
 
 WORK = 10.0
 PLAIN = _network.Setting(machines=1, towers=1, network=2.0, bus=4.0, memory=8.0, message=0.0, dispatch=0.0)
@@ -123,3 +124,31 @@ def test_a_rate_is_bits_or_bytes(text, found):
 def test_a_rate_that_is_neither_is_refused(text):
     with pytest.raises(ValueError, match='--bus wants bits or bytes a second'):
         _curve.rate('bus', text)
+
+
+@pytest.mark.parametrize(
+    ('given', 'shown'),
+    [
+        ([], ['parameter_server', 'mirrored']),
+        (['--ps=2'], ['parameter_server']),
+        (['--strategy=mirrored'], ['mirrored']),
+        (['--strategy=parameter_server', '--ps=2'], ['parameter_server']),
+    ],
+    ids=range(4),
+)
+def test_the_strategies_that_are_asked_for_are_shown(monkeypatch, given, shown):
+    assert [line.split()[2] for line in curve(monkeypatch, given)] == shown
+
+
+@pytest.mark.parametrize('given', [['--strategy=collective'], ['--strategy=mirrored', '--ps=2']], ids=['collective', 'ps'])
+def test_a_strategy_that_is_not_simulated_is_refused(monkeypatch, given):
+    with pytest.raises(ValueError, match='--strategy wants parameter_server.* here, got (collective|mirrored); leave it out'):
+        curve(monkeypatch, given)
+
+
+def curve(monkeypatch, given):
+    """The rows of the table of one machine, for a tower that was measured elsewhere."""
+    monkeypatch.setattr(_timeline, 'measure', lambda model, dataset, config: (ONE, WORK))
+    values = simulate.define()
+    _flags.parse(values, ['', '--bandwidth=8b', '--bus=1B', *given])
+    return [line for line in _curve.lines(len, len, config.Config(num_gpus=1), values) if line.split()[0].isdigit()]
