@@ -83,7 +83,7 @@ def _datasets(values: flags.FlagValues) -> _Datasets:
                 raise ValueError(f'--{flag} is for datasets of the zoo, got it with --dataset={name}; let your function see to that.')
         found = _Datasets(_own.find('--dataset', name, values.code_dir), None)
     else:
-        splits = _zoo_splits(values, name)
+        splits = _zoo_splits(values, name, with_test=eval_name in (None, name))
         found = _Datasets(splits.train, splits.test, splits.classes, splits.left_out)
     if eval_name is None or (not own and eval_name == name):
         return found
@@ -109,6 +109,6 @@ def _test(flag: str, name: str, values: flags.FlagValues) -> structs.Dataset | N
     return _own.find(flag, name, values.code_dir) if _own.is_own(flag, name) else _zoo_splits(values, name).test
 
 
-def _zoo_splits(values: flags.FlagValues, name: str) -> data.Splits:
+def _zoo_splits(values: flags.FlagValues, name: str, *, with_test: bool = True) -> data.Splits:
     args = _flags.arguments(values, 'data_args')
-    return data.load(name, values.data_dir, seed=values.seed, max_bad_records=values.max_bad_records, **args)
+    return data.load(name, values.data_dir, seed=values.seed, max_bad_records=values.max_bad_records, with_test=with_test, **args)

@@ -216,6 +216,7 @@ SCRIPT = """
     if __name__ == '__main__':
         beside = companion.Companion(model, data, towers.Config(model_dir=sys.argv[1]))
         beside.start()
+        print('started', flush=True)
         time.sleep(600)
 """
 
@@ -226,10 +227,9 @@ def test_it_dies_with_its_parent(tmp_path, phase):
     command = [sys.executable, str(tmp_path / 'script.py'), str(tmp_path / 'run'), phase]
     environment = {**os.environ, 'PYTHONPATH': ROOT}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True) as parent:
-        child = int(parent.stdout.readline())
-        assert exists(child)
-        if phase == 'poll':
-            assert parent.stdout.readline() == 'data\n'
+        said = {parent.stdout.readline().strip() for _ in range(2 + (phase == 'poll'))}
+        [child] = [int(word) for word in said if word.isdigit()]
+        assert exists(child) and said == {str(child), 'started', *(['data'] if phase == 'poll' else [])}
         parent.kill()
         start = time.monotonic()
         wait_until(lambda: not exists(child))

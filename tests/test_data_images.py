@@ -1,5 +1,6 @@
 """Encoded images in folders and in TFRecord files: each fault is told by its file and record, or left out and counted."""
 
+import contextlib
 import logging
 import shutil
 
@@ -10,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from models import data
 from models.data import headers
+from scripts import _flags, _zoo
 from towers.input import passes
 
 FLOWER = dataset_files.png(np.full([6, 5, 3], 90))
@@ -220,6 +222,22 @@ def test_what_is_missing_is_named(folder, case):
     damage(folder / name)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         data.load(name, str(folder / name))
+
+
+@pytest.mark.parametrize('name', ['images', 'tfrecord'])
+def test_there_need_be_no_test_examples_where_none_are_wanted(folder, name):
+    place = folder / name
+    whole = data.load(name, str(place))
+    for path in place.glob('test*'):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    found = data.load(name, str(place), with_test=False)
+    assert (found.test, found.test_examples, found.train_examples) == (None, 0, whole.train_examples)
+    assert labels_of(found.train) == labels_of(whole.train)
+    for evaluated, said in (('none', None), (f'{__name__}:labels_of', None), (name, 'test'), ('', 'test')):
+        values = _flags.define()
+        _flags.parse(values, ['', f'--dataset={name}', f'--data_dir={place}', *([f'--eval_dataset={evaluated}'] if evaluated else [])])
+        with contextlib.nullcontext() if said is None else pytest.raises(FileNotFoundError, match=said):
+            _zoo.load(values)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ DATASETS: dict[str, Callable[..., splits.Splits]] = {
 }
 
 
-def load(name: str, data_dir: str | None = None, *, seed: int = 1, max_bad_records: int = 0, **data_args: Any) -> Splits:
+def load(
+    name: str, data_dir: str | None = None, *, seed: int = 1, max_bad_records: int = 0, with_test: bool = True, **data_args: Any
+) -> Splits:
     """The dataset `name` with its files checked.
 
     Args:
@@ -34,6 +36,7 @@ def load(name: str, data_dir: str | None = None, *, seed: int = 1, max_bad_recor
       data_dir: folder with its files; `digits` and `synthetic` need none.
       seed: of the training examples' order.
       max_bad_records: so many records that can't be read are left out; above 0 for those datasets only that can do so.
+      with_test: whether there have to be test examples; those of images and tfrecord may be missing.
       **data_args: further arguments of the dataset's function.
 
     Raises:
@@ -54,4 +57,7 @@ def load(name: str, data_dir: str | None = None, *, seed: int = 1, max_bad_recor
         raise ValueError(
             f'--max_bad_records is for the datasets {" and ".join(able)}, got it with {name!r}, which is good or bad as a whole.'
         )
-    return function(data_dir, seed=seed, **data_args)
+    found = function(data_dir, seed=seed, **data_args)
+    if with_test and found.missing:
+        raise FileNotFoundError(found.missing)
+    return found

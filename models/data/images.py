@@ -9,7 +9,7 @@ import numpy as np
 from . import encoded, files, splits
 
 _ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.jxl')
-_TRAIN, _TEST = ('train', 'training'), ('test', 'val', 'validation', 'valid')
+_NAMES = {'train': ('train', 'training'), 'test': ('test', 'val', 'validation', 'valid')}
 
 
 def load(data_dir: str | None, *, seed: int = 1, size: int | None = None, channels: int = 3, max_bad_records: int = 0) -> splits.Splits:
@@ -27,26 +27,28 @@ def load(data_dir: str | None, *, seed: int = 1, size: int | None = None, channe
     """
     encoded.check_sizes(size, channels)
     place = files.folder(data_dir, 'images', holds='train/<class>/ and test/<class>/, images in each')
-    folders = [_folder(place, names) for names in (_TRAIN, _TEST)]
+    folders, missing = splits.found(_folder, place)
     classes = sorted(entry.name for entry in folders[0].iterdir() if entry.is_dir())
     bad: dict[str, str] = {}
     indices = [_index(folder, classes, bad) for folder in folders]
     encoded.refuse(bad, most=max_bad_records)
     first = ((path, pathlib.Path(path).read_bytes()) for path in indices[0].paths)
     form = encoded.Form(encoded.shape(first, size, channels), len(classes), size is not None)
-    (train, test), left_out = encoded.checked(indices, form, bad, most=max_bad_records)
+    (train, *test), left_out = encoded.checked(indices, form, bad, most=max_bad_records)
     return splits.Splits(
         train=functools.partial(encoded.dataset, train, form, seed=seed),
-        test=functools.partial(encoded.dataset, test, form, seed=None),
+        test=functools.partial(encoded.dataset, test[0], form, seed=None) if test else None,
         shape=form.shape,
         classes=form.classes,
         train_examples=len(train),
-        test_examples=len(test),
+        test_examples=sum(map(len, test)),
         left_out=left_out,
+        missing=missing,
     )
 
 
-def _folder(place: pathlib.Path, names: tuple[str, ...]) -> pathlib.Path:
+def _folder(place: pathlib.Path, split: str) -> pathlib.Path:
+    names = _NAMES[split]
     for name in names:
         if (place / name).is_dir():
             return place / name

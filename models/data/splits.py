@@ -1,10 +1,13 @@
 """What every dataset of the zoo is made of."""
 
 import dataclasses
+import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow.compat.v1 as tf
+
+T = TypeVar('T')
 
 _BLOCK = 256  # examples made at once, which costs a sixth of making them one by one
 
@@ -16,25 +19,40 @@ class Splits:
     Attributes:
       train: makes the training dataset in the current graph: single examples {'image': float32 [H, W, C], 'label':
         int64 []}, shuffled with the dataset's seed anew in each pass. Picklable, as `test` is.
-      test: the same for the test examples, always in the order of the files.
+      test: the same for the test examples, always in the order of the files; None where there are none.
       shape: H, W, C.
       classes: number of classes; labels are below it.
       train_examples: how many examples `train` has.
       test_examples: how many `test` has.
       left_out: names of bad records that neither of the two has.
+      missing: what lacks for `test`; empty where it is there.
     """
 
     train: Callable[[], tf.data.Dataset]
-    test: Callable[[], tf.data.Dataset]
+    test: Callable[[], tf.data.Dataset] | None
     shape: tuple[int, int, int]
     classes: int
     train_examples: int
     test_examples: int
     left_out: tuple[str, ...] = ()
+    missing: str = ''
 
     def __post_init__(self) -> None:
         if self.left_out:
             self.train.bad_records = len(self.left_out)  # what the reports of a training show
+
+
+def found(find: Callable[[pathlib.Path, str], T], place: pathlib.Path) -> tuple[list[T], str]:
+    """What `find` gives for 'train' and 'test' in a folder, and what lacks for the latter, which then is not among them.
+
+    Raises:
+      FileNotFoundError: what is needed for 'train' is not there.
+    """
+    train = find(place, 'train')
+    try:
+        return [train, find(place, 'test')], ''
+    except FileNotFoundError as error:
+        return [train], str(error)
 
 
 def made(make: Callable[[tf.Tensor], Any], examples: int, *, seed: int | None) -> tf.data.Dataset:

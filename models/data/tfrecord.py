@@ -49,7 +49,8 @@ def load(
     if classes is None and (place / 'labels.txt').is_file():
         classes = len([line for line in (place / 'labels.txt').read_text(encoding='utf-8').splitlines() if line.strip()])
     bad: dict[str, str] = {}
-    found = [_frames(paths, bad) for paths in _paths(place)]
+    paths, missing = splits.found(_paths, place)
+    found = [_frames(each, bad) for each in paths]
     encoded.refuse(bad, most=max_bad_records)
     keys = _keys(found[0])
     labels = [_labels(split, keys, bad) if classes is None or max_bad_records else None for split in found]
@@ -59,35 +60,33 @@ def load(
     images = ((name, b''.join(features[keys[0]].bytes_list.value[:1])) for name, features in _examples(found[0]))
     form = encoded.Form(encoded.shape(images, size, 3), classes, size is not None)
     indices = [_index(split, values, keys) for split, values in zip(found, labels, strict=True)]
-    (train, test), left_out = encoded.checked(indices, form, bad, most=max_bad_records)
+    (train, *test), left_out = encoded.checked(indices, form, bad, most=max_bad_records)
     return splits.Splits(
         train=functools.partial(encoded.dataset, train, form, seed=seed),
-        test=functools.partial(encoded.dataset, test, form, seed=None),
+        test=functools.partial(encoded.dataset, test[0], form, seed=None) if test else None,
         shape=form.shape,
         classes=classes,
         train_examples=len(train),
-        test_examples=len(test),
+        test_examples=sum(map(len, test)),
         left_out=left_out,
+        missing=missing,
     )
 
 
 _Files = list[tuple[pathlib.Path, framing.Frames]]
 
 
-def _paths(place: pathlib.Path) -> list[list[pathlib.Path]]:
-    """The files of train and of test, all shards of a set among them."""
+def _paths(place: pathlib.Path, split: str) -> list[pathlib.Path]:
+    """The files of train or of test, all shards of a set among them."""
     names = sorted(path.name for path in place.iterdir() if path.is_file() and ('.tfrecord' in path.name or _SHARD.match(path.name)))
-    found = []
-    for split, pattern in _SPLITS.items():
-        mine = [name for name in names if pattern.search(name)]
-        if not mine:
-            raise FileNotFoundError(f'Expected TFRecord files with {split!r} in their names in {place}, found {names[:3]}; put them there.')
-        for stem, _, count in [match.groups() for match in map(_SHARD.match, mine) if match]:
-            missing = [name for name in (f'{stem}-{number:05d}-of-{count}' for number in range(int(count))) if name not in mine]
-            if missing:
-                raise FileNotFoundError(f'Expected {count.lstrip("0")} shards {stem} in {place}, {missing[0]} is missing; fetch it again.')
-        found.append([place / name for name in mine])
-    return found
+    mine = [name for name in names if _SPLITS[split].search(name)]
+    if not mine:
+        raise FileNotFoundError(f'Expected TFRecord files with {split!r} in their names in {place}, found {names[:3]}; put them there.')
+    for stem, _, count in [match.groups() for match in map(_SHARD.match, mine) if match]:
+        missing = [name for name in (f'{stem}-{number:05d}-of-{count}' for number in range(int(count))) if name not in mine]
+        if missing:
+            raise FileNotFoundError(f'Expected {count.lstrip("0")} shards {stem} in {place}, {missing[0]} is missing; fetch it again.')
+    return [place / name for name in mine]
 
 
 def _frames(paths: list[pathlib.Path], bad: dict[str, str]) -> _Files:
