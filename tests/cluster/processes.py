@@ -87,7 +87,8 @@ class Training:
     def close(self):
         """Ends it; where it has ended well every server has to end by itself."""
         if self.command is not None and self.command.code() == 0:
-            assert {command.wait(20) for command in self._machines.commands} == {0}
+            # A server may answer nothing for a while (BUILD_NOTES, TensorFlow's notes), and then begins anew.
+            assert {command.wait() for command in self._machines.commands} == {0}
         elif self.command is not None:
             self.command.send(signal.SIGKILL)
 
