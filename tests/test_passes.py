@@ -200,3 +200,14 @@ def test_a_datasets_own_options_hold_for_its_passes():
         made = passes.of(rows().with_options(options).shuffle(4)).repeated(batched, None, may_be_empty=False)
         with pytest.warns(UserWarning, match='tf.data options'):
             assert made.options().threading.private_threadpool_size == 3
+
+
+@pytest.mark.parametrize('given', [None, True, False])
+def test_no_thread_tunes_the_passes_unless_it_is_asked_for(given):
+    """TensorFlow's misses now and then that its iterator is closed, and holds up whatever waits for that."""
+    with tf.Graph().as_default():
+        options = tf.data.Options()
+        if given is not None:
+            options.autotune.enabled = given
+        found = passes.of(rows().with_options(options)).options
+        assert found.autotune.enabled == bool(given) and found.threading.private_threadpool_size == 0

@@ -28,8 +28,7 @@ _HOLD_NOTHING = frozenset(
     for name in ('Map', 'ParallelMap', 'Filter', 'FlatMap', 'Interleave', 'Prefetch', 'Take', 'Skip', 'Zip', 'Options', 'Cache')
     for version in ('', 'V2')
 )
-_OWN_THREADS = tf.data.Options()
-_OWN_THREADS.threading.private_threadpool_size = 0  # as many as there are cores; those of the session are the towers'
+_MANY = 1 << 10
 _ENDS_EARLY = 'preserve_cardinality'  # False: an OutOfRangeError of the map's function ends the data
 
 
@@ -39,7 +38,7 @@ class Passes:
 
     Attributes:
       dataset: the user's, whose tensors and functions the passes use.
-      options: its own, which hold for the passes as a whole; without a number of threads, as many of their own as there are cores.
+      options: its own, which hold for the passes as a whole; else as many threads of their own as there are cores, none that tunes.
       variant: name of the tensor that stands for it, in `definition` or in `given`.
       definition: the operations that make it, with the names of `given` for what comes from outside.
       given: name -> the tensor outside.
@@ -177,9 +176,19 @@ def _apart(dataset: tf.data.Dataset, outside: Collection[str]) -> Passes:
     with warnings.catch_warnings():  # it says that options hidden in a graph don't show, such as those of a loaded dataset
         warnings.simplefilter('ignore')
         options = dataset.options()
-    if options.threading.private_threadpool_size is None:
-        options = _OWN_THREADS.merge(options)
-    return Passes(dataset, options, copies.read(variant, nodes, given), definition, given, tuple(seeds))
+    return Passes(dataset, _defaults(options).merge(options), copies.read(variant, nodes, given), definition, given, tuple(seeds))
+
+
+def _defaults(given: tf.data.Options) -> tf.data.Options:
+    """What holds where the dataset's own options do not say it."""
+    options = tf.data.Options()
+    if given.threading.private_threadpool_size is None:
+        options.threading.private_threadpool_size = 0  # as many as there are cores; those of the session are the towers'
+    if given.autotune.enabled is None:
+        # Its thread now and then misses that the iterator is closed, and holds up the session, or all of a server's, for up to a minute.
+        options.autotune.enabled = False
+        options.autotune.initial_parallelism = _MANY  # where AUTOTUNE is asked for, as much as there are threads
+    return options
 
 
 def _varies(node: Any) -> bool:
