@@ -31,8 +31,8 @@ def measure(values: object, *, rounds: int, steps: int) -> dict[str, str]:
     """
     work = _zoo.load(values)
     config = dataclasses.replace(_flags.to_config(values, work.recipe), device='cpu', train_steps=10**9, **_THREADS)
-    hosts = _local.addresses(1 + _MACHINES)
-    cluster = {'master_host': hosts[0], 'worker_hosts': tuple(hosts[1:])}
+    hosts = _local.addresses(_MACHINES)
+    cluster = {'master_host': hosts[0], 'worker_hosts': tuple(hosts)}
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix='towers-benchmark-'))
         stack.enter_context(_workers(cluster, config.num_gpus))
@@ -59,7 +59,7 @@ def _rates(
 
 @contextlib.contextmanager
 def _workers(cluster: dict[str, object], towers: int) -> Iterator[None]:
-    """The processes of the machines, which end with the run, or with this process at the latest."""
+    """The processes of the machines but the first, which is this one; they end with the run, or with this process at the latest."""
     hosts = cluster['worker_hosts']
     assert isinstance(hosts, tuple)
     flags = [f'--worker_hosts={",".join(hosts)}', f'--master_host={cluster["master_host"]}', '--device=cpu', f'--num_gpus={towers}']
@@ -67,7 +67,7 @@ def _workers(cluster: dict[str, object], towers: int) -> Iterator[None]:
     command = [sys.executable, '-P', os.path.join(_FOLDER, '_child.py'), os.path.join(_FOLDER, 'worker.py'), *flags]
     started = [
         subprocess.Popen([*command, f'--task_index={index}'], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for index in range(len(hosts))
+        for index in range(1, len(hosts))
     ]
     try:
         yield

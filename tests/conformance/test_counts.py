@@ -137,6 +137,23 @@ def test_the_parts_of_a_batch_come_to_a_tower_as_one():
         assert {crossing(ops)['CPU:0', f'CPU:{index + 1}'] for index in range(n)} == {2}  # and the weight
 
 
+@pytest.mark.parametrize('n', [2, 4])
+def test_moving_statistics_come_and_go_together(n):
+    def model(batch, *, training):
+        hidden = batch * tf.get_variable('w', [3])
+        for name in ('mean', 'power'):
+            moving = tf.get_variable(name, [3], initializer=tf.zeros_initializer(), trainable=False)
+            write = moving.assign_sub((moving - tf.reduce_mean(hidden, 0)) * 0.1)
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, write)
+        return loss_of(tf.reduce_sum(hidden, 1))
+
+    settings = harness.config(n=n, global_batch_size=24)
+    found = crossing(operations(program.make(model, lambda: tf.data.Dataset.from_tensor_slices(EXAMPLES).repeat(), settings).step))
+    batch, statistics = 1, 1
+    assert {found['CPU:0', f'CPU:{index + 1}'] - batch for index in range(n)} == {3, 1}  # by themselves to the first tower only
+    assert {found[f'CPU:{index + 1}', 'CPU:0'] - statistics for index in range(n)} == {1}
+
+
 def test_a_table_is_never_read_whole_and_only_its_rows_cross():
     ops = operations(made('embedding', 4).step)
     read = [op for op in ops if op.type == 'ReadVariableOp' and op.inputs[0].op.name == 'table']

@@ -123,13 +123,13 @@ class Inside(contextlib.AbstractContextManager):
 
 
 def _valued(config: config_lib.Config) -> Callable[[tf.Variable], tf.Variable]:
-    """From a trained variable to what is evaluated in its place: itself, or its average."""
+    """From a variable to what is evaluated in its place: itself, or its average where it is trained."""
     if not config.use_ema:
         return lambda variable: variable
     there = {variable.op.name: variable for variable in tf.global_variables()}
 
     def average(variable: tf.Variable) -> tf.Variable:
-        found = there.get(averages.name_of(variable))
+        found = there.get(averages.name_of(variable)) if variable.trainable else variable
         if found is None or found.dtype.base_dtype != variable.dtype.base_dtype:
             raise ValueError(
                 f'--use_ema reads an average of {variable.op.name} of its own type, got none; give --ema_decay, or where the variable is '

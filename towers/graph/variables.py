@@ -117,7 +117,7 @@ def getter(*, seed: int, localise: Localise) -> Callable[..., tf.Variable]:
 
     Args:
       seed: the run's seed; initial weights depend on it and on the variable's name alone.
-      localise: from a canonical trainable variable to what this tower's model uses.
+      localise: from a canonical variable to what this tower's model uses.
     """
     # An initial value decides its variable's type, but TensorFlow asks for the type again where the variable is shared.
     types = {variable.op.name: variable.dtype.base_dtype for variable in tf.global_variables()}
@@ -131,7 +131,8 @@ def getter(*, seed: int, localise: Localise) -> Callable[..., tf.Variable]:
         if kwargs.get('regularizer') is not None:
             kwargs['regularizer'] = _beside_variable(kwargs['regularizer'])
         variable = getter(name, *args, **kwargs)
-        return localise(variable) if hasattr(variable, 'handle') and variable.trainable else variable
+        is_local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ())
+        return localise(variable) if hasattr(variable, 'handle') and not is_local else variable
 
     return get
 

@@ -204,9 +204,12 @@ def _state(
         [_part(output, writes[target].value, share) for output, writes, share in zip(outputs, towers, shares, strict=True)]
         for target in averaged
     ]
-    if not machines:
-        columns = _together(columns, [device] * len(columns), outputs)
-    means = {target: _total(column, machines) for target, column in zip(averaged, columns, strict=True)}
+    devices = [device] * len(columns)
+    if machines:
+        columns = _over_machines(columns, [towers[0][target].variable for target in averaged], devices, machines)
+    else:
+        columns = _together(columns, devices, outputs)
+    means = {target: _add(column) for target, column in zip(averaged, columns, strict=True)}
     return tuple(structs.StateWrite(write.variable, write.kind, means.get(target, write.value)) for target, write in towers[0].items())
 
 
