@@ -1,6 +1,7 @@
 """The master's sign of life, written on every server of its run, and what it learns of them by the way."""
 
 import contextlib
+import socket
 import threading
 import time
 import uuid
@@ -16,6 +17,7 @@ SILENT_SECS = 7.0  # without a beat a worker takes the master for gone
 _TRY_SECS = 3.0
 _LATELY_SECS = 30.0
 _LAST_SECS = 120.0  # for a task to take the message that the run is over, after it found its server broken and began anew too
+_GONE_SECS = 20.0  # in which one that begins anew listens again
 MASTER, BEAT, OVER = 'master', 'beat', 'over'
 
 
@@ -70,14 +72,31 @@ class Pulse(contextlib.AbstractContextManager):
                 self._ends.wait(max(0.05, BEAT_SECS - (time.monotonic() - started)))
             # One that answered lately may be too busy for each beat, or find its server broken and begin anew.
             is_there = time.monotonic() - self._answered.get(task, float('-inf')) < _LATELY_SECS
-            ends_at = time.monotonic() + _LAST_SECS
-            while self._over and is_there and time.monotonic() < ends_at:
-                try:
-                    writer.write(board.ORDERS, {**self._orders(number + 1), OVER: True})
-                    return
-                except tf.errors.OpError:
-                    writer.connect_anew()
-                    time.sleep(BEAT_SECS)
+            if self._over and is_there:
+                _tell(task, writer, {**self._orders(number + 1), OVER: True})
 
     def _orders(self, number: int) -> Mapping[str, Any]:
         return {MASTER: self._life, BEAT: number}
+
+
+def _tell(task: spec.Task, writer: board.Board, orders: Mapping[str, Any]) -> None:
+    """Gives a task its last orders, until it takes them, nobody has listened at its address for a while, or time is up."""
+    began = listened = time.monotonic()
+    while time.monotonic() < min(began + _LAST_SECS, listened + _GONE_SECS):
+        with contextlib.suppress(tf.errors.OpError):
+            return writer.write(board.ORDERS, orders)
+        listened = time.monotonic() if _listens(task) else listened
+        writer.connect_anew()
+        time.sleep(BEAT_SECS)
+
+
+def _listens(task: spec.Task) -> bool:
+    """Whether there is somebody at a task's address, who may not answer; a host that says nothing may have one."""
+    host, _, port = task.address.rpartition(':')
+    try:
+        socket.create_connection((host.strip('[]'), int(port)), _TRY_SECS).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return True
+    return True

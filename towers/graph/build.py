@@ -69,7 +69,7 @@ def inference(
     shared: list[tf.Tensor] = []
     for tower, batch in zip(towers, source.batches, strict=True):
         with _tower(tower, scope, shared):
-            output = _checked(model(_brought(batch.features, tower), training=False), loss=False)
+            output = _checked(model(batch.features, training=False), loss=False)
             _refuse_streaming(output)
             outputs.append(_recorded(tower, output, batch, _weight(output, batch.examples)))
     return tuple(outputs)
