@@ -6,6 +6,7 @@ a task for another thread. An optional holds any number of tensors, uncopied, an
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 _GROUP_BYTES = 1 << 20  # what comes later waits for what comes first, so not everything goes together
@@ -50,6 +51,17 @@ def unbundled(bundle: tf.Tensor, values: Sequence[tf.Tensor], device: str) -> li
     types, shapes = [value.dtype for value in values], [value.shape for value in values]
     with tf.device(None), tf.device(device):
         return list(tf.raw_ops.OptionalGetValue(optional=bundle, output_types=types, output_shapes=shapes, name='unbundled'))
+
+
+def share(count: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
+    """The part that `count` is of all examples, an fp32 scalar on the current device.
+
+    A constant where it is known, so that nothing crosses for it.
+    """
+    own, whole = tf.get_static_value(count), tf.get_static_value(examples)
+    if own is None or whole is None:
+        return tf.cast(count, tf.float32) / tf.cast(examples, tf.float32)
+    return tf.constant(np.float32(own) / np.float32(whole))
 
 
 def groups(values: Sequence[tf.Tensor]) -> Iterator[list[int]]:

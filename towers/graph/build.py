@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import metrics, randomness, structs, transfers
@@ -183,7 +182,7 @@ def _record(
     if output.weight is not None:
         weight = tf.math.multiply_no_nan(count, tf.cast(batch.examples > 0, tf.float32))
     else:  # A share of the whole batch, so that the sum needs no division afterwards.
-        weight = _share(count, source.examples)
+        weight = transfers.share(count, source.examples)
     with tf.name_scope('gradients'):
         slopes = gradients.of(output, variables, weight, shared=shared, packed=own.packed)
     made = _recorded(tower, output, batch, count)
@@ -209,12 +208,6 @@ def _recorded(tower: structs.Tower, output: structs.ModelOutput, batch: structs.
         metrics=resolved,
         summaries=tuple(tf.get_collection(tf.GraphKeys.SUMMARIES)),
     )
-
-
-def _share(count: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
-    """The part that a tower's `count`, fp32, is of all examples; a constant where it is known, so that nothing crosses for it."""
-    own, whole = tf.get_static_value(count), tf.get_static_value(examples)
-    return count / tf.cast(examples, tf.float32) if own is None or whole is None else tf.constant(own / np.float32(whole))
 
 
 def _unless_empty(metric: structs.Metric, examples: tf.Tensor) -> structs.Metric:

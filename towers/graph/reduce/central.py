@@ -9,7 +9,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
@@ -199,7 +198,7 @@ def _state(
                 'expected the same updates of the same variables in each tower.'
             )
     averaged = [target for target, write in towers[0].items() if write.value.dtype.is_floating and statistics == 'mean' and len(towers) > 1]
-    shares = [_share(output, examples) for output in outputs] if averaged else []
+    shares = _shares(outputs, examples) if averaged else []
     columns = [
         [_part(output, writes[target].value, share) for output, writes, share in zip(outputs, towers, shares, strict=True)]
         for target in averaged
@@ -224,13 +223,13 @@ def _by_target(state: Sequence[structs.StateWrite]) -> dict[tuple[str, str, int]
     return found
 
 
-def _share(output: structs.TowerOutput, examples: tf.Tensor) -> tf.Tensor:
-    """A tower's part of all examples, on it."""
-    own, whole = (tf.get_static_value(count) for count in (output.examples, examples))
-    with tf.device(output.tower.devices[0]):
-        if own is None or whole is None:
-            return tf.cast(output.examples, tf.float32) / tf.cast(examples, tf.float32)
-        return tf.constant(np.float32(own) / np.float32(whole))  # its own, so that nothing crosses devices for it
+def _shares(outputs: Sequence[structs.TowerOutput], examples: tf.Tensor) -> list[tf.Tensor]:
+    """Each tower's part of all examples, on it."""
+    found = []
+    for output in outputs:
+        with tf.device(output.tower.devices[0]):
+            found.append(transfers.share(output.examples, examples))
+    return found
 
 
 def _part(output: structs.TowerOutput, value: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
