@@ -25,15 +25,13 @@ def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics
       seed: of the initial weights.
       statistics: how the towers' moving statistics become one.
     """
-    bring = reads.once()
-    packs, bundles = weights.Packs(bring), weights.Bundles()
+    packs, bundles = weights.Packs(reads.once()), weights.Bundles()
     place = variables.by_bytes(ps or [parameter_device])
 
     @contextlib.contextmanager
     def scope(tower: structs.Tower) -> Iterator[gradients.Own]:
         def read(variable: tf.Variable) -> tf.Tensor:
-            is_near = transfers.same_machine(tower.host, variable.device)
-            return bundles.on(tower, variable, bring(variable, variable.device) if is_near else packs.on(tower.host, variable))
+            return bundles.on(tower, variable, packs.on(tower.host, variable))
 
         def look(variable: tf.Variable) -> tf.Variable:
             return variables.view(variable, tower.devices[0], scope=f'{tower.scope}/read', read=read)

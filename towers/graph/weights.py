@@ -13,7 +13,7 @@ class Packs:
     """Brings the variables' values to machines, once to each.
 
     Small ones come to a machine as one tensor for each device that holds some of them. Which there are is known when the
-    towers of a machine have been built, so to the first machine each comes by itself.
+    towers of a machine have been built, so each comes by itself to the first machine, unless that one holds them.
     """
 
     def __init__(self, bring: Callable[[tf.Variable, str], tf.Tensor]) -> None:
@@ -22,15 +22,15 @@ class Packs:
         self.pieces: dict[str, dict[str, tf.Tensor]] = {}  # by machine, what came packed
 
     def on(self, host: str, variable: tf.Variable) -> tf.Tensor:
-        """A variable's value on the CPU of a machine."""
-        if not packing.is_small(variable):
-            return self._bring(variable, host)
-        if host not in self._read:
-            self.pieces[host] = _together(next(iter(self._read.values()), {}), host)
-            self._read[host] = {}
-        self._read[host][variable.handle.name] = variable
+        """A variable's value on the CPU of a machine, or where the variable is, if that is the same machine."""
+        if packing.is_small(variable):
+            if host not in self._read:
+                self.pieces[host] = _together(next(iter(self._read.values()), {}), host)
+                self._read[host] = {}
+            self._read[host][variable.handle.name] = variable
         piece = self.packed(host, variable)
-        return self._bring(variable, host) if piece is None else piece
+        is_near = transfers.same_machine(host, variable.device)
+        return self._bring(variable, variable.device if is_near else host) if piece is None else piece
 
     def packed(self, host: str, variable: tf.Variable) -> tf.Tensor | None:
         """A variable's value on a machine, where it came with others."""
@@ -91,7 +91,8 @@ def _together(read: Mapping[str, tf.Variable], host: str) -> dict[str, tf.Tensor
     """The values of variables on a machine, by the names of their handles; one tensor crosses from each device that holds several."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, variable in read.items():
-        groups.setdefault((variable.device, variable.dtype.base_dtype.name), []).append(name)
+        if not transfers.same_machine(host, variable.device):
+            groups.setdefault((variable.device, variable.dtype.base_dtype.name), []).append(name)
     found: dict[str, tf.Tensor] = {}
     with tf.control_dependencies(None), tf.name_scope('read/packed/'), tf.device(None):
         for (device, _), names in groups.items():
