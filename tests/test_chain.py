@@ -8,7 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from towers import config, structs
-from towers.graph import chain
+from towers.graph import chain, finite
 
 CPUS = tf.ConfigProto(device_count={'CPU': 4}, allow_soft_placement=False)
 
@@ -100,7 +100,7 @@ def test_finite(bad, sparse):
     found = [[1.0], [1e30 if bad is None else bad]]
     gradient = slices(found, [0, 1]) if sparse else tf.constant(found)
     variables = make_variable(np.ones([2, 1])), make_variable(1.0, 'other', device='/cpu:1'), make_variable(1.0, 'unused')
-    flag = chain.finite(total_of([gradient, tf.constant(1.0), None], variables))
+    flag = finite.everywhere(total_of([gradient, tf.constant(1.0), None], variables))
     with started() as session:
         assert flag.dtype == tf.bool and session.run(flag) == (bad is None)
 
@@ -109,7 +109,7 @@ def test_finite(bad, sparse):
 @pytest.mark.parametrize('dtype', [tf.float32, tf.float64, tf.float16, tf.bfloat16])
 def test_finite_looks_at_other_tensors_too(bad, dtype):
     other = tf.constant([1.0, 2.0 if bad is None else bad], dtype)
-    flag = chain.finite(total_of([tf.constant(1.0)], [make_variable(1.0)]), [other, tf.constant([3]), tf.constant('text')])
+    flag = finite.everywhere(total_of([tf.constant(1.0)], [make_variable(1.0)]), [other, tf.constant([3]), tf.constant('text')])
     with started() as session:
         assert session.run(flag) == (bad is None)
 
@@ -127,14 +127,14 @@ def test_finite_looks_at_other_tensors_too(bad, dtype):
 )
 def test_finite_is_the_sum_in_the_variables_type(entries, dtype, found):
     gradient = tf.constant(entries, tf.float64 if dtype == tf.float64 else tf.float32)
-    flag = chain.finite(total_of([gradient, tf.constant(1.0)], [make_variable([1.0, 1.0], dtype=dtype), make_variable(1.0, 'other')]))
+    flag = finite.everywhere(total_of([gradient, tf.constant(1.0)], [make_variable([1.0, 1.0], dtype=dtype), make_variable(1.0, 'other')]))
     with started() as session:
         assert session.run(flag) == found
 
 
 def test_finite_moves_one_number_from_each_device(graph):
     variables = [make_variable(1.0, f'w{i}', device=f'/cpu:{i % 2 + 1}') for i in range(6)]
-    chain.finite(total_of([tf.constant(1.0)] * 6, variables))
+    finite.everywhere(total_of([tf.constant(1.0)] * 6, variables))
     [last] = [op for op in graph.get_operations() if op.type == 'IsFinite']
     sums = [tensor.op for tensor in last.inputs[0].op.inputs]
     assert sorted(op.device[-1] for op in sums) == ['1', '2'] and all(op.type == 'AddN' for op in sums)
@@ -143,7 +143,7 @@ def test_finite_moves_one_number_from_each_device(graph):
 def test_without_gradients_all_is_finite_and_the_norm_zero():
     total = total_of([None], [make_variable(1.0)])
     with started() as session:
-        assert session.run(chain.finite(total)) and session.run(chain.global_norm(total)) == 0
+        assert session.run(finite.everywhere(total)) and session.run(chain.global_norm(total)) == 0
         assert values(chain.clip(total, 1.0), session) == [None]
 
 

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-L0 = {'structs', 'config', 'identity', 'metrics', 'randomness', 'errors', 'upstream', 'transfers', 'shadows'}
+L0 = {'structs', 'config', 'identity', 'metrics', 'randomness', 'errors', 'upstream', 'transfers', 'shadows', 'reads'}
 L2 = {'strategies'}
 L3 = {
     'program', 'run_directory', 'starting', 'training', 'replaying', 'evaluator', 'results', 'evaluation', 'companion', 'exporting',
@@ -25,8 +25,8 @@ PARTS = {
     'shards': 'inputs',
     'schedule': 'inputs',
     'reseeding': 'variables',
-    'reads': 'variables',
     'weights': 'strategies',
+    'finite': 'chain',
     'rows': 'optimizers',
     'standing': 'train_step',
     'positions': 'inputs',

@@ -25,8 +25,11 @@ class Clock:
         return self.now
 
 
-def walked(timers, *, steps, secs, clock, back=None):
-    """The steps that are looked at, and those at which each timer is due; after step `back[0]` training goes on behind `back[1]`."""
+def walked(timers, *, steps, secs, clock, back=None, extra=lambda step: 0.0):
+    """The steps that are looked at, and those at which each timer is due; after step `back[0]` training goes on behind `back[1]`.
+
+    A step takes `secs`, one that is looked at `extra(step)` more.
+    """
     seen = looks.Looks(steps, clock)
     seen.at(*timers)
     looked, due = [], [[] for _ in timers]
@@ -36,6 +39,7 @@ def walked(timers, *, steps, secs, clock, back=None):
         is_looked = seen.next(step)
         clock.now += secs
         if is_looked:
+            clock.now += extra(step)
             looked.append(step)
             for timer, found in zip(timers, due, strict=True):
                 if timer.due(step):
@@ -78,6 +82,23 @@ def test_multiples_that_cost_too_much_are_passed_over():
     timer.took(0.00205)  # not before 0.205 s
     looked, [due] = walked([timer], steps=400, secs=0.001, clock=clock)
     assert due == list(range(210, 401, 10)) and 1 < sum(step < 210 for step in looked) < 6
+
+
+@pytest.mark.parametrize('extra', [0.0005, 0.003, 0.02])
+@pytest.mark.parametrize('share', [0.01, 0.0025])
+def test_what_looks_take_beyond_usual_steps_keeps_to_the_share_of_their_timer(share, extra):
+    clock = Clock()
+    timer = every.Every(20, clock=clock, share=share)
+    _, [due] = walked([timer], steps=50_000, secs=0.001, clock=clock, extra=lambda step: extra if step % 20 == 0 else 0.0)
+    free = 2  # the first one's cost isn't known beforehand, and of two the cheaper counts
+    assert share / 2 < (len(due) - free) * extra / clock.now < share or len(due) == 2500
+
+
+def test_one_dear_look_does_not_silence_what_is_cheap_otherwise():
+    clock = Clock()
+    timer = every.Every(20, clock=clock, share=0.01)
+    _, [due] = walked([timer], steps=4000, secs=0.001, clock=clock, extra=lambda step: 3.0 if step in (20, 1000) else 0.0001)
+    assert len(due) > 150
 
 
 def test_going_back_makes_the_same_steps_due_again():

@@ -85,30 +85,6 @@ def mean(total: structs.Sum, *, normalised: bool) -> structs.Sum:
         return dataclasses.replace(averaged, loss=divide(total.loss), weight=divide(total.weight))
 
 
-def finite(total: structs.Sum, also: Sequence[tf.Tensor] = ()) -> tf.Tensor:
-    """Bool scalar: every entry of every gradient is finite in its variable's type, and every entry of `also`.
-
-    It looks at the sum of the entries, which one pass over the memory makes and an infinite or undefined entry always
-    spoils; so entries so large that their sum overflows don't count as finite either.
-
-    Args:
-      total: gradients that are ready to apply.
-      also: other tensors of floats; those of other types are finite.
-    """
-    with tf.name_scope('finite'):
-        sums: dict[str, list[tf.Tensor]] = {}
-        axes: dict[tuple[str, int], tf.Tensor] = {}  # shared, as there is a sum for each gradient
-        values = [(_values(gradient), variable.dtype.base_dtype, variable.device) for gradient, variable in _present(total)]
-        for value, dtype, device in [*values, *[(value, value.dtype, value.device) for value in also if value.dtype.is_floating]]:
-            with tf.device(device):
-                sums.setdefault(device, []).append(_traced_sum(tf.cast(value, dtype), _all_axes(value, device, axes)))
-        per_device = []  # one number from each, since many small transfers are slow
-        for device, column in sums.items():
-            with tf.device(device):
-                per_device.append(tf.add_n(column))
-        return tf.math.is_finite(tf.add_n(per_device)) if per_device else tf.constant(True)
-
-
 def add_penalties(total: structs.Sum, penalties: Sequence[tf.Tensor], l2: float) -> tuple[structs.Sum, tf.Tensor]:
     """Adds the gradient of penalties and of l2 * sum(v^2) / 2 over all trainable variables, once.
 
@@ -144,6 +120,11 @@ def _with_penalties(totals: Sequence[structs.Sum], penalties: Sequence[tf.Tensor
                 terms.extend(square for square in squares if square is not None)
         _warn_of_dense(first, wholes[0])
         return wholes, tf.add_n(terms)
+
+
+def with_penalty(loss: tf.Tensor, penalty: tf.Tensor) -> tf.Tensor:
+    """The loss and what is added to it by `add_penalties`; the loss itself where that is known to be nothing."""
+    return loss if tf.get_static_value(penalty) == 0 else tf.add(loss, penalty, name='total_loss')
 
 
 def _warn_of_dense(before: structs.Sum, after: structs.Sum) -> None:
@@ -200,7 +181,8 @@ def follow(total: structs.Sum, links: Sequence[Link]) -> structs.Sum:
     return total
 
 
-def _present(total: structs.Sum) -> list[tuple[tf.Tensor | tf.IndexedSlices, tf.Variable]]:
+def present(total: structs.Sum) -> list[tuple[tf.Tensor | tf.IndexedSlices, tf.Variable]]:
+    """The gradients that there are, each with its variable."""
     pairs = zip(total.gradients, total.variables, strict=True)
     return [(gradient, variable) for gradient, variable in pairs if gradient is not None]
 
@@ -223,31 +205,16 @@ def _map_values(total: structs.Sum, change: Callable[[tf.Tensor], tf.Tensor]) ->
     return _map(total, changed)
 
 
-def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+def values_of(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    """All entries of a gradient that may differ from 0, repeated rows as they come."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-
-
-def _traced_sum(values: tf.Tensor, axes: tf.Tensor) -> tf.Tensor:
-    """fp32 scalar that is finite where the sum of `values` over all their axes is."""
-    found = tf.raw_ops.Sum(input=_at_least_fp32(values), axis=axes)
-    return tf.cast(found * 0, tf.float32) if found.dtype == tf.float64 else found
-
-
-def _all_axes(value: tf.Tensor, device: str, known: dict[tuple[str, int], tf.Tensor]) -> tf.Tensor:
-    """The numbers of all axes of a tensor, from `known` where they are."""
-    rank = value.shape.rank
-    if rank is None:
-        return tf.range(tf.rank(value))
-    if (device, rank) not in known:
-        known[device, rank] = tf.constant(list(range(rank)), tf.int32)
-    return known[device, rank]
 
 
 def _norm(total: structs.Sum) -> tf.Tensor:
     halves = []
-    for gradient, variable in _present(total):
+    for gradient, variable in present(total):
         with tf.device(variable.device):
-            halves.append(tf.cast(tf.nn.l2_loss(_values(gradient)), tf.float32))
+            halves.append(tf.cast(tf.nn.l2_loss(values_of(gradient)), tf.float32))
     return tf.sqrt(2.0 * tf.add_n(halves)) if halves else tf.zeros([])
 
 
@@ -268,20 +235,21 @@ def _penalised(
         added = _add(gradient, slope)
         if not l2:
             return added, None
-        value = _at_least_fp32(variable.read_value())
+        value = at_least_fp32(variable.read_value())
         return _add(added, l2 * value), l2 * tf.cast(tf.nn.l2_loss(value), tf.float32)
 
 
-def _at_least_fp32(values: tf.Tensor) -> tf.Tensor:
+def at_least_fp32(values: tf.Tensor) -> tf.Tensor:
+    """The same values, those of half precision in fp32."""
     return tf.cast(values, tf.float32) if values.dtype in (tf.float16, tf.bfloat16) else values
 
 
 def _add(left: structs.Gradient, right: structs.Gradient) -> structs.Gradient:
     """Sum of two gradients of one variable, sparse only if both are; `right` may be of half precision."""
     if isinstance(right, tf.IndexedSlices):
-        right = tf.IndexedSlices(_at_least_fp32(right.values), right.indices, right.dense_shape)
+        right = tf.IndexedSlices(at_least_fp32(right.values), right.indices, right.dense_shape)
     elif right is not None:
-        right = _at_least_fp32(right)
+        right = at_least_fp32(right)
     if left is None or right is None:
         return right if left is None else left
     sparse = [part for part in (left, right) if isinstance(part, tf.IndexedSlices)]

@@ -49,6 +49,8 @@ def make(
     Raises:
       ValueError: a length is in epochs and `steps_per_epoch` is None, or the schedule needs an unknown length.
     """
+    if config.schedule == 'constant' and not config.warmup:
+        return tf.constant(config.learning_rate, tf.float32, name='learning_rate')
     to_steps = _converter(config, steps_per_epoch, examples_per_step)
     if config.schedule == 'constant':
         rate = tf.constant(config.learning_rate, tf.float64)

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import tensorflow.compat.v1 as tf
 
 from towers import config as config_lib
-from towers import structs, transfers
-from towers.graph import gradients, reads, variables, weights
+from towers import reads, structs, transfers
+from towers.graph import gradients, variables, weights
 from towers.graph.reduce import central, collective, packing
 
 Statistics = Literal['mean', 'first']

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from towers import structs
+from towers import reads, structs
 from towers.graph import standing
 
 # TensorFlow's own hooks read the step through this collection; a read that is ordered with the update keeps theirs right.
@@ -70,9 +70,10 @@ def counters(device: str) -> Counters:
         global_step = tf.train.get_or_create_global_step()
         examples_seen, skipped_steps = _counter('examples_seen'), _counter('skipped_steps')
         with tf.name_scope('counters'):  # A model's variable that is named as an operation outside all scopes would be renamed.
-            step = global_step.read_value() + 0
-            tf.add_to_collection(_STEP_READS, step)
-            return Counters(global_step, examples_seen, skipped_steps, step, examples_seen.read_value(), skipped_steps.read_value())
+            variables = (global_step, examples_seen, skipped_steps)
+            read = Counters(*variables, *map(reads.read, variables))
+            tf.add_to_collection(_STEP_READS, read.step)
+            return read
 
 
 def make(
@@ -100,7 +101,8 @@ def make(
     counts = [count.step, count.examples, count.skipped, tf.get_default_graph().as_graph_element(count.global_step)]
     passes = _passes(gate)
     sides = None if passes is None else _sides(passes)
-    readers = [*gate.first, *report.values(), *counts, *[w.value for w in writes], *(sides[:1] if sides else ())]
+    seen = [value for value in report.values() if value.op.type != 'Const']
+    readers = [*gate.first, *seen, *counts, *[w.value for w in writes], *(sides[:1] if sides else ())]
     if gate.noted is not None:
         readers += gate.noted.begins(count.step + 1, sides[:1] if sides else [_gradients(updates)])
     applied, made = [], []
@@ -109,9 +111,11 @@ def make(
         with _recording(slots):
             applied.append(apply(update, readers))
         made.append(slots)
-    operation = _counts(gate, count, [*applied, *_written(writes, applied)])
-    if sides is not None:
-        operation = _joined(operation, sides[0], _skipped(gate, count, sides[1]))
+    counted = _counts(gate, count, [*applied, *_written(writes, applied)])
+    if sides is None:
+        operation = tf.group(*counted, name='count/step')
+    else:
+        operation = _joined(counted, sides[0], _skipped(gate, count, sides[1]))
     return operation, {**_counted(gate, count, passes), **report}, _sync(updates, made)
 
 
@@ -119,16 +123,15 @@ def _counter(name: str) -> tf.Variable:
     return tf.get_variable(name, [], tf.int64, initializer=tf.zeros_initializer(), trainable=False, use_resource=True)
 
 
-def _counts(gate: Gate, count: Counters, after: Sequence[tf.Operation]) -> tf.Operation:
+def _counts(gate: Gate, count: Counters, after: Sequence[tf.Operation]) -> list[tf.Operation]:
     """Counts and notes the step, once all of it is written."""
     with tf.name_scope('count'):
-        with tf.control_dependencies([tf.group(*after, name='written')]):
-            return tf.group(
+        with tf.control_dependencies(after if len(after) == 1 else [tf.group(*after, name='written')]):
+            return [
                 count.global_step.assign_add(1, read_value=False),
                 count.examples_seen.assign_add(gate.examples, read_value=False),
                 *_noted(gate, count.step + 1, count.examples + gate.examples, count.skipped),
-                name='step',
-            )
+            ]
 
 
 def _counted(gate: Gate, count: Counters, passes: tf.Tensor | None) -> dict[str, tf.Tensor]:
@@ -187,10 +190,10 @@ def _gradients(updates: Sequence[structs.Update]) -> tf.Operation:
         return tf.group(*parts, name='gradients')
 
 
-def _joined(operation: tf.Operation, opened: tf.Tensor, closed: tf.Tensor) -> tf.Operation:
-    """An operation that runs after whichever side was taken."""
+def _joined(operations: Sequence[tf.Operation], opened: tf.Tensor, closed: tf.Tensor) -> tf.Operation:
+    """An operation that runs after whichever side was taken, the opened one being those operations."""
     with tf.name_scope(_GATE):
-        with tf.control_dependencies([operation]):
+        with tf.control_dependencies(operations):
             opened = tf.identity(opened)
         return tf.raw_ops.Merge(inputs=[opened, closed], name='step').output.op
 

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import tensorflow.compat.v1 as tf
 
-from towers import randomness, transfers
-from towers.graph import reads, reseeding
+from towers import randomness, reads, transfers
+from towers.graph import reseeding
 
 Localise = Callable[[tf.Variable], tf.Variable]
 Place: TypeAlias = Callable[[Mapping[str, Any]], str]

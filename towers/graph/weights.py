@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from towers import structs, transfers
-from towers.graph import reads
+from towers import reads, structs, transfers
 from towers.graph.reduce import packing
 
 

@@ -9,8 +9,8 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import config as config_lib
-from towers import randomness, structs
-from towers.graph import averages, build, chain, marks, moved, optimizers, reads, schedules, standing, strategies, train_step
+from towers import randomness, reads, structs
+from towers.graph import averages, build, chain, finite, marks, moved, optimizers, schedules, standing, strategies, train_step
 from towers.graph.reduce import central
 from towers.jobs import connecting, feeding
 from towers.run import flight, session_config
@@ -211,7 +211,7 @@ def _step(
         report = {
             'loss': total.loss,
             'penalty': made.penalty,
-            'total_loss': tf.add(total.loss, made.penalty, name='total_loss'),
+            'total_loss': chain.with_penalty(total.loss, made.penalty),
             'learning_rate': given.rate,
         }
         gate, recorder = _gate(config, source, outputs, total, report)
@@ -256,8 +256,8 @@ def _gate(
     also = {'the loss with the penalty': report['total_loss'], 'the learning rate': report['learning_rate']}
     also.update({f'the new value of {write.variable.op.name}': write.value for write in total.state})
     recorder = flight.Recorder(source, outputs, total, also)
-    finite = chain.finite(total, list(also.values()))
-    return train_step.Gate(total.weight, total.examples, finite, recorder.keep, first), recorder
+    is_finite = finite.everywhere(total, list(also.values()))
+    return train_step.Gate(total.weight, total.examples, is_finite, recorder.keep, first), recorder
 
 
 def _scalars(total: structs.Sum, outputs: Sequence[structs.TowerOutput], operation: tf.Operation) -> Mapping[str, tf.Tensor]:

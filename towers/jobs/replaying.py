@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from towers import config as config_lib
 from towers import errors, structs, upstream
 from towers.checkpoint import manifest, restore
-from towers.graph import devices, train_step
+from towers.graph import chain, devices, train_step
 from towers.jobs import program
 from towers.run import bundle as bundle_lib
 from towers.run import flight, process
@@ -138,7 +138,7 @@ class _Health:
     def __init__(self, made: program.Computed, feeds: Mapping[str, Any]) -> None:
         own = made.outputs[0].output.loss
         assert own is not None
-        whole = tf.add(made.total.loss, made.penalty, name='total_loss')
+        whole = chain.with_penalty(made.total.loss, made.penalty)
         graph = own.graph
         self._loss, self._feeds = own, feeds
         self._order = {op.name: place for place, op in enumerate(graph.get_operations())}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers import structs
+from towers import shadows, structs
 
 BATCH, VARIABLES = 'batch', 'variables'  # files of a bundle, in TensorFlow's own checkpoint format
 
@@ -54,26 +54,23 @@ class Recorder:
         self._source, self._outputs, self._total, self._also = source, tuple(outputs), total, dict(also)
         self._variables = {variable.op.name: variable for variable in tf.global_variables()}
         # A constant needs no feeding, and nothing here may ask the iterator for a batch.
-        self._fed = list({t.name: t for t in _tensors(source) if t.op.type != 'Const'}.values())
-        self._shadows, self._held = [], []
-        for tensor in self._fed:
-            with tf.name_scope('flight/'), tf.device(tensor.device):  # where it is, since it is sent wherever it may be needed
-                shadow = tf.raw_ops.VarHandleOp(dtype=tensor.dtype, shape=tensor.shape, shared_name=f'flight/{tensor.name}')
+        fed = {t.name: t for t in _tensors(source) if t.op.type != 'Const'}
+        self._shadows: list[shadows.Shadow] = []
+        self._held: dict[str, tf.Tensor] = {}  # by the name of what is fed with it
+        with tf.name_scope('flight/'):
+            for number, (device, names) in enumerate(_together(fed)):  # where they are, since they are sent wherever they may be needed
+                shadow = shadows.Shadow([fed[name] for name in names], device=device, name=f'flight/{number}')
                 self._shadows.append(shadow)
-                self._held.append(tf.raw_ops.ReadVariableOp(resource=shadow, dtype=tensor.dtype))
+                self._held.update(zip(names, shadow.held, strict=True))
 
     def keep(self) -> list[tf.Operation]:
         """Makes the operations that keep this step's batch; they take over its buffers."""
-        made = []
-        for shadow, tensor in zip(self._shadows, self._fed, strict=True):
-            with tf.name_scope('flight/'), tf.device(tensor.device):
-                made.append(tf.raw_ops.AssignVariableOp(resource=shadow, value=tensor))
-        return made
+        with tf.name_scope('flight/'):
+            return [shadow.keep() for shadow in self._shadows]
 
     def write(self, session: tf.Session, folder: str) -> None:
         """Writes the kept batch and the variables to the files `BATCH` and `VARIABLES` in a folder."""
-        held = {t.name: h for t, h in zip(self._fed, self._held, strict=True)}
-        batch = {name: held.get(t.name, t) for name, t in _named(self._source).items()}
+        batch = {name: self._held.get(t.name, t) for name, t in _named(self._source).items()}
         for name, tensors in ((BATCH, batch), (VARIABLES, self._variables)):
             _save(os.path.join(os.path.abspath(folder), name), session.run(tensors))
 
@@ -86,7 +83,7 @@ class Recorder:
 
         The first tower whose loss is bad is to blame, else the first one with a bad gradient.
         """
-        feeds = {t.name: value for t, value in zip(self._fed, session.run(self._held), strict=True)}
+        feeds = session.run(self._held)
         losses = session.run([output.output.loss for output in self._outputs], feeds)
         bad = [index for index, loss in enumerate(losses) if not np.isfinite(loss)]
         gradients: tuple[str, ...] = ()
@@ -165,6 +162,14 @@ def _named(source: structs.Input) -> dict[str, tf.Tensor]:
         named.update({f'{index}/examples': batch.examples, f'{index}/first': batch.first})
         named.update({f'{index}/{place}': tensor for place, tensor in enumerate(_flat(batch))})
     return named
+
+
+def _together(tensors: Mapping[str, tf.Tensor]) -> Iterator[tuple[str, list[str]]]:
+    """The tensors' names by device; each by itself on other devices than CPUs, where a bundle of them has not been tried."""
+    for device in dict.fromkeys(tensor.device for tensor in tensors.values()):
+        names = [name for name, tensor in tensors.items() if tensor.device == device]
+        is_cpu = tf.DeviceSpec.from_string(device).device_type in (None, 'CPU')
+        yield from [(device, names)] if is_cpu else [(device, [name]) for name in names]
 
 
 def _tensors(source: structs.Input) -> list[tf.Tensor]:
