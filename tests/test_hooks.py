@@ -3,7 +3,6 @@
 import io
 import threading
 
-import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -252,70 +251,6 @@ def test_a_failure_ends_the_live_line():
 )
 def test_durations(secs, text):
     assert progress.duration(secs) == text
-
-
-# Scalars
-
-
-def rows_of(*, log_steps=3, steps=7, secs=0.5, **about):
-    clock, rows, events = Clock(), [], []
-
-    def hooks(made):
-        return [
-            scalars.ScalarsHook(
-                made,
-                when=every.Every(steps=log_steps, clock=clock),
-                rows=rows.append,
-                events=lambda step, values: events.append((step, values)),
-            ),
-            Ticks(clock, secs),
-        ]
-
-    run(hooks, steps=steps, **about)
-    return rows, events
-
-
-def test_rows_hold_the_report_the_rates_and_the_metrics():
-    rows, events = rows_of()
-    assert [row['step'] for row in rows] == [3, 6, 7]
-    counts = rows[1].pop('counts')
-    assert rows[1] == {
-        'step': 6,
-        'loss': pytest.approx(1 / 6),
-        'penalty': 0.5,
-        'total_loss': pytest.approx(0.5 + 1 / 6),
-        'learning_rate': pytest.approx(0.1),
-        'examples': 48,
-        'examples_per_sec': pytest.approx(16.0),
-        'step_ms': pytest.approx(500.0),
-        'accuracy': 0.5,
-    }
-    np.testing.assert_array_equal(counts, [6.0, 6.0])
-    step, values = events[1]
-    assert step == 6
-    assert {**values, 'examples': 48, 'step': 6}.keys() - {'counts', 'examples_seen'} == rows[1].keys()
-    assert values['examples_seen'] == 48 and 'examples' not in values and 'step' not in values
-
-
-@pytest.mark.parametrize(('log_steps', 'expected'), [(1, [10500.0, 500.0, 500.0]), (2, [500.0, 500.0]), (5, [500.0])])
-def test_the_first_step_counts_only_in_a_row_of_its_own(log_steps, expected):
-    rows, _ = rows_of(log_steps=log_steps, steps=3)
-    assert [row['step_ms'] for row in rows] == pytest.approx(expected)
-    assert [row['examples_per_sec'] for row in rows] == pytest.approx([8000.0 / value for value in expected])
-
-
-def test_several_steps_a_call_count_as_several():
-    rows, _ = rows_of(log_steps=8, steps=5, stride=4)
-    assert [row['step'] for row in rows] == [8, 16, 20]
-    assert {row['step_ms'] for row in rows} == {125.0} and {row['examples_per_sec'] for row in rows} == {64.0}
-
-
-def test_a_metric_may_not_take_a_name_of_the_report():
-    with tf.Graph().as_default():
-        made, _ = train_step()
-        made.metrics['step_ms'] = made.metrics.pop('accuracy')
-        with pytest.raises(ValueError, match="another name than the report's values, got step_ms; rename it"):
-            scalars.ScalarsHook(made, when=every.Every(steps=1), rows=print, events=print)
 
 
 # Summaries

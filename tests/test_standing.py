@@ -1,5 +1,6 @@
 """Notes about where variables stand: what they allow, and that a step which was given up can't write behind them."""
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -43,16 +44,17 @@ class Session:
             zeros = {'initializer': tf.zeros_initializer(), 'use_resource': True, 'trainable': False}
             counters = [tf.get_variable(name, [], tf.int64, **zeros) for name in ('step', 'examples', 'skipped')]
             self.weight = tf.get_variable('weight', [], **zeros)
-            source = structs.Input((), tf.constant(1), tf.no_op(), tf.constant(False), None, None, '')
-            self.noted = standing.of([*counters, self.weight], counters, source)
-            step, after = counters[0].read_value() + 1, counters[1].read_value() + 8
+            source = structs.Input((), tf.constant(1), tf.no_op(), (), None, None, '')
             self.go, self.reached = tf.placeholder(tf.float32, []), tf.placeholder(tf.string, [])
+            self.noted = standing.of([*counters, self.weight], counters, source, {'loss': self.go / 3, 'rate': -self.go})
+            step, after = counters[0].read_value() + 1, counters[1].read_value() + 8
             with tf.control_dependencies(self.noted.begins(step, [self.go])):
                 write = self.weight.assign_add(self.go, read_value=False)
             with tf.control_dependencies([write]):
                 counts = [counters[0].assign(step, read_value=False), counters[1].assign(after, read_value=False)]
                 ends = self.noted.ends([step, after, counters[2].read_value()])
             self.update = tf.group(*counts, *ends)
+            self.hold_back = self.noted.ends([counters[0].read_value(), counters[1].read_value(), tf.constant(5, tf.int64)], held_back=True)
             self.init = tf.global_variables_initializer()
         self.session = tf.Session(target, graph=graph)
 
@@ -90,6 +92,21 @@ def test_a_session_goes_on_where_another_was_and_the_other_can_not_write_any_mor
     assert second.where().step == 4 and second.session.run(second.weight) == 4
     [found] = second.noted.read(second.session)
     assert found.run == 'a run'
+    reported = {'loss': np.float32(1) / np.float32(3), 'rate': -1.0}
+    assert found.done.report == reported == {name: np.float32(value) for name, value in found.done.report.items()}
+    assert second.noted.reported(second.session) == {'step': 4, 'examples_seen': 32, 'skipped': 0, **reported}
+    third = Session(target)  # goes on behind a step that the second one may not have lived to report
+    third.session.run(third.noted.claim)
+    third.noted.settle(third.session, 'a run', third.noted.read(third.session)[0].done.report)
+    assert third.where() == second.where() and third.noted.reported(third.session) == {
+        'step': 4,
+        'examples_seen': 32,
+        'skipped': 0,
+        **reported,
+    }
+    third.session.run(third.hold_back, {third.go: 1.0})
+    assert third.where().skipped == 5 and third.noted.reported(third.session) == {}
+    second.session.run(second.noted.claim)
     second.session.run(second.noted.void)
     assert second.where() is None
     second.noted.count(second.session, standing.Point(9, 72, 1, (0, 0)))

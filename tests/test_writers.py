@@ -225,6 +225,25 @@ def test_rows_of_steps_that_are_made_again_are_cut_off(tmp_path, left, step, kep
     assert not (tmp_path / 'none').exists()
 
 
+@pytest.mark.parametrize(
+    ('left', 'step'),
+    [
+        (None, None),
+        ('', None),
+        ('{"step": 7}\n', 7),
+        ('{"step": 1}\n{"step": 2, "text": "' + 'x' * 20 + '"}\n', 2),
+        ('{"step": 1}\n{"ste', None),
+        ('[1]\n', None),
+    ],
+    ids=['no file', 'empty', 'one', 'a long one', 'cut', 'no row'],
+)
+def test_the_step_of_the_last_row(tmp_path, left, step, monkeypatch):
+    monkeypatch.setattr(writers, '_BLOCK', 7)
+    if left is not None:
+        (tmp_path / 'metrics.jsonl').write_text(left)
+    assert writers.JsonLines(str(tmp_path / 'metrics.jsonl')).last_step() == step
+
+
 @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='needs /dev/full')
 def test_no_space_left_is_warned_of_once(warnings):
     lines = writers.JsonLines('/dev/full')

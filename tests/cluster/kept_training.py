@@ -1,11 +1,13 @@
 """A training with all that may hang on a variable (slots, averages, rows): `kept_training.py TOWERS STEPS [SETTINGS]`.
 
 Where the current folder has a file `hang` with a step's number, the update to that step writes all variables but one and
-then waits for ever.
+then waits for ever. Where it has a file `lose` with a step's number and a process's, that process, which may be this one
+(0), is killed between that step and the hooks that report it, once.
 """
 
 import os
 import pathlib
+import signal
 import sys
 
 import tensorflow.compat.v1 as tf
@@ -45,9 +47,30 @@ class Adam(tf.train.AdamOptimizer):
                 return super()._resource_apply_dense(grad, var)
 
 
+class Lose(tf.train.SessionRunHook):
+    """Kills what the file says, and asks the last worker for something behind it, which fails where it is that one."""
+
+    def begin(self):
+        self._step = tf.train.get_global_step()
+        if os.path.exists('lose'):
+            with tf.device('/job:worker/task:1/cpu:0'):
+                self._asked = tf.timestamp()
+
+    def after_run(self, run_context, run_values):
+        if not os.path.exists('lose'):
+            return
+        with open('lose') as file:
+            step, pid = map(int, file.read().split())
+        if run_context.session.run(self._step) == step:
+            os.unlink('lose')
+            os.kill(pid or os.getpid(), signal.SIGKILL)
+            while True:
+                run_context.session.run(self._asked)
+
+
 def main(n, steps, settings='{}'):
     usual = {'learning_rate': 1e-3, 'ema_decay': 0.9}
-    logged_training.main(n, steps, settings, usual=usual, model=model, optimizer=Adam)
+    logged_training.main(n, steps, settings, usual=usual, model=model, optimizer=Adam, hooks=[Lose()])
 
 
 if __name__ == '__main__':

@@ -1,11 +1,13 @@
 """Variables that outlive their session in the tasks that hold them are gone on with where they are whole, and only there."""
 
+import json
 import pathlib
 import random
 import re
 import signal
 import time
 
+import harness
 import numpy as np
 import processes
 import pytest
@@ -63,6 +65,19 @@ def held(machines):
     return found
 
 
+def reported(training, step):
+    """The rows of a step."""
+    rows = map(json.loads, (training.folder / 'run/metrics.jsonl').read_text().splitlines())
+    return [row for row in rows if row['step'] == step]
+
+
+def losses_in_tensorboard(training):
+    """Step -> loss."""
+    paths = map(str, sorted((training.folder / 'run').glob('events.out.tfevents.*')))
+    events = [event for path in paths for event in tf.train.summary_iterator(path)]
+    return {event.step: value.simple_value for event in events for value in event.summary.value if value.tag == 'loss'}
+
+
 def test_a_killed_master_loses_no_step_of_variables_on_parameter_tasks(machines, training, whole):
     pids = None
     for step in (14, 37):
@@ -96,6 +111,26 @@ def test_an_update_that_was_not_written_whole_is_not_gone_on_with(machines, trai
     training.start(**PATIENT)
     processes.check_same(training, whole)
     assert 'the update to step 23 was not written whole. Going on from checkpoint 20' in training.text()
+
+
+@pytest.mark.parametrize(('who', 'step'), [('worker', 23), ('master', processes.STEPS)])
+def test_a_step_that_its_session_did_not_live_to_report_has_its_row(machines, training, whole, who, step):
+    machines.all()
+    (training.folder / 'lose').write_text(f'{step} {machines.commands[1].pid if who == "worker" else 0}')
+    training.start(**ENDLESS)
+    if who == 'worker':
+        training.command.wait_for('the cluster failed')
+        starter.wait_for(lambda: machines.commands[1].code() is not None)
+        machines.commands[1] = machines.start(1)
+    else:
+        assert training.command.wait() == -signal.SIGKILL
+        training.start(**ENDLESS)
+    processes.check_same(training, whole)
+    assert going_on(training) == [step]
+    [row], [wanted] = reported(training, step), reported(whole, step)
+    assert row.keys() == {'step', 'examples', 'skipped', 'loss', 'penalty', 'total_loss', 'learning_rate'}
+    assert row == pytest.approx({name: wanted[name] for name in row}, rel=harness.FP32_SUM)
+    assert losses_in_tensorboard(training)[step] == pytest.approx(row['loss'])
 
 
 def test_variables_of_another_run_are_not_gone_on_with(machines, training, whole, tmp_path):

@@ -55,7 +55,7 @@ class IdLog(tf.train.SessionRunHook):
         time.sleep(STEP_SECS)
 
 
-def main(n, steps, settings='{}', data=dataset, *, usual=None, model=model, optimizer=None):
+def main(n, steps, settings='{}', data=dataset, *, usual=None, model=model, optimizer=None, hooks=()):
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(settings).items()}
     own = {
         'num_gpus': int(n),
@@ -71,7 +71,7 @@ def main(n, steps, settings='{}', data=dataset, *, usual=None, model=model, opti
         'inter_op_threads': 2,
     }
     config = towers.Config(**{**own, **(usual or {}), **given})
-    towers.train(model, data, config, hooks=[IdLog()], optimizer=optimizer)
+    towers.train(model, data, config, hooks=[IdLog(), *hooks], optimizer=optimizer)
 
 
 if __name__ == '__main__':

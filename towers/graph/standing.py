@@ -9,12 +9,15 @@ task has not begun another and one is done with it.
 A step of a session that was given up may still be under way in a task. So each session claims the notes by a number of its
 own, and an update that has said that it begins ends there where the number is another's. A session that claims the notes
 and then reads them finds what such an update said, or the update finds the claim.
+
+With `done` goes what the step reports, so that the next session can report a step whose own session did not live to do so.
 """
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import structs
@@ -35,12 +38,14 @@ class Point:
       examples: trained on so far.
       skipped: steps that were held back so far.
       taken: place of the batch that was taken last, as `structs.Input.taken`; zeros where the input has none.
+      report: name -> what the step reported; empty where the step was held back, or the variables were set from elsewhere.
     """
 
     step: int
     examples: int
     skipped: int
     taken: tuple[int, ...]
+    report: Mapping[str, float] = dataclasses.field(default_factory=dict, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +75,12 @@ def host(variable: tf.Variable) -> str:
     return f'/job:{spec.job}/task:{spec.task}/cpu:0'
 
 
-def of(variables: Sequence[tf.Variable], counters: Sequence[tf.Variable], source: structs.Input) -> 'Standing':
+def of(
+    variables: Sequence[tf.Variable], counters: Sequence[tf.Variable], source: structs.Input, report: Mapping[str, tf.Tensor]
+) -> 'Standing':
     """The notes on all tasks that hold `variables`; the counters, which are in the notes, may be elsewhere."""
     counted = {counter.ref() for counter in counters}
-    return Standing(list(dict.fromkeys(host(v) for v in variables if v.ref() not in counted)), counters, source)
+    return Standing(list(dict.fromkeys(host(v) for v in variables if v.ref() not in counted)), counters, source, report)
 
 
 class _Notes:
@@ -117,6 +124,7 @@ class Standing:
       devices: a CPU of each of these tasks.
       counters: the int64 variables of a `Point`'s step, examples and skipped.
       source: the input, whose place is noted where it has one.
+      report: name -> fp32 scalar of a step.
 
     Attributes:
       devices: as given.
@@ -125,20 +133,24 @@ class Standing:
       void: operation that notes that the variables are being set, to be run before that begins.
     """
 
-    def __init__(self, devices: Sequence[str], counters: Sequence[tf.Variable], source: structs.Input) -> None:
+    def __init__(
+        self, devices: Sequence[str], counters: Sequence[tf.Variable], source: structs.Input, report: Mapping[str, tf.Tensor]
+    ) -> None:
         self.devices = tuple(devices)
+        self._names = tuple(report)
         self.counted = frozenset(counter.ref() for counter in counters)
         with tf.name_scope(_SCOPE):
             number = random.SystemRandom().getrandbits(62)  # whatever seeds there are
             self._notes = [_Notes(device, number) for device in devices]
             self._taken = _taken(source)
+            self._report = tf.cast(tf.bitcast(tf.stack(list(report.values())), tf.int32), tf.int64)  # goes with the whole numbers
             self.claim = tf.group(*[notes.claim() for notes in self._notes], name='claim')
             self.void = tf.group(*self._write_begun(tf.constant(_IN_CHANGE, tf.int64)), name='void')
-            self._run = tf.placeholder(tf.string, [])
+            self._run, self._reported = tf.placeholder(tf.string, []), tf.placeholder(tf.int64, [None])
             named = [notes.write(notes.run, self._run) for notes in self._notes]
             now = [counter.read_value() for counter in counters]
             place = tf.constant(_NOWHERE, tf.int64) if source.taken is None else source.taken.read_value()
-            with tf.control_dependencies([*named, *self._write_done(now, place)]):
+            with tf.control_dependencies([*named, *self._write_done(now, self._reported, place)]):
                 self._settle = tf.group(*self._write_begun(now[0]), name='settle')
             self._counted = [tf.placeholder(tf.int64, []) for _ in counters]
             self._count = tf.group(
@@ -159,14 +171,15 @@ class Standing:
                     made.append(notes.require())
             return made
 
-    def ends(self, counted: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """Operations that note the end of a step, held back or made; to be made so that they run after all that it writes.
+    def ends(self, counted: Sequence[tf.Tensor], *, held_back: bool = False) -> list[tf.Operation]:
+        """Operations that note the end of a step; to be made so that they run after all that it writes.
 
         Args:
           counted: int64 scalars, the counters after the step.
+          held_back: whether the step is one that was.
         """
         with tf.name_scope(_SCOPE):
-            return self._write_done(counted, self._taken)
+            return self._write_done(counted, tf.constant([], tf.int64) if held_back else self._report, self._taken)
 
     def read(self, session: tf.Session) -> list[Note | None]:
         """Each task's note; None where it has none.
@@ -174,11 +187,19 @@ class Standing:
         Raises:
           tf.errors.OpError: a task does not answer.
         """
-        return [_read(notes, session) for notes in self._notes]
+        return [self._note(notes, session) for notes in self._notes]
 
-    def settle(self, session: tf.Session, run: str) -> None:
-        """Notes that all variables are set, to the step that the counters say, and what they are of."""
-        session.run(self._settle, {self._run: run})
+    def reported(self, session: tf.Session) -> dict[str, float]:
+        """What the last step reported, its counters too, as all tasks say once they are settled; empty where nobody knows."""
+        note = self._note(self._notes[0], session)
+        if note is None or not note.done.report:
+            return {}
+        return {'step': note.done.step, 'examples_seen': note.done.examples, 'skipped': note.done.skipped, **note.done.report}
+
+    def settle(self, session: tf.Session, run: str, report: Mapping[str, float] | None = None) -> None:
+        """Notes that all variables are set, to the step that the counters say, what they are of, and what the step reported."""
+        values = np.array(list((report or {}).values()), np.float32)
+        session.run(self._settle, {self._run: run, self._reported: values.view(np.int32)})
 
     def count(self, session: tf.Session, point: Point) -> None:
         """Sets the counters."""
@@ -187,9 +208,19 @@ class Standing:
     def _write_begun(self, step: tf.Tensor) -> list[tf.Operation]:
         return [notes.write(notes.begun, step) for notes in self._notes]
 
-    def _write_done(self, counted: Sequence[tf.Tensor], place: tf.Tensor) -> list[tf.Operation]:
-        value = tf.concat([tf.stack(list(counted)), place], 0)
+    def _write_done(self, counted: Sequence[tf.Tensor], report: tf.Tensor, place: tf.Tensor) -> list[tf.Operation]:
+        value = tf.concat([tf.stack([*counted, tf.size(report, out_type=tf.int64)]), report, place], 0)
         return [notes.write(notes.done, value) for notes in self._notes]
+
+    def _note(self, notes: _Notes, session: tf.Session) -> Note | None:
+        try:
+            begun, done, run = session.run(notes.read)
+        except _ABSENT:
+            return None
+        step, examples, skipped, size = map(int, done[:4])
+        values, taken = np.split(done[4:], [size])
+        report = dict(zip(self._names, values.astype(np.int32).view(np.float32).tolist(), strict=False))
+        return Note(int(begun), Point(step, examples, skipped, tuple(taken.tolist()), report), run.decode())
 
 
 def _taken(source: structs.Input) -> tf.Tensor:
@@ -198,12 +229,3 @@ def _taken(source: structs.Input) -> tf.Tensor:
         return tf.constant(_NOWHERE, tf.int64)
     with tf.control_dependencies([source.mark.advance]):
         return source.taken.read_value()
-
-
-def _read(notes: _Notes, session: tf.Session) -> Note | None:
-    try:
-        begun, done, run = session.run(notes.read)
-    except _ABSENT:
-        return None
-    step, examples, skipped, *taken = map(int, done)
-    return Note(int(begun), Point(step, examples, skipped, tuple(taken)), run.decode())

@@ -174,13 +174,13 @@ def _skipped(gate: Gate, count: Counters, closed: tf.Tensor) -> tf.Tensor:
     """The closed side, after what there is to do on it."""
     with tf.control_dependencies([closed, count.skipped, *gate.first]), tf.name_scope(_GATE):
         done = [] if gate.finite is None else [count.skipped_steps.assign_add(_bad(gate), read_value=False), *gate.otherwise()]
-        with tf.control_dependencies([*done, *_noted(gate, count.step, count.examples, count.skipped + _bad(gate))]):
+        with tf.control_dependencies([*done, *_noted(gate, count.step, count.examples, count.skipped + _bad(gate), held_back=True)]):
             return tf.identity(closed)
 
 
-def _noted(gate: Gate, *counted: tf.Tensor) -> list[tf.Operation]:
+def _noted(gate: Gate, *counted: tf.Tensor, held_back: bool = False) -> list[tf.Operation]:
     """Notes the end of a step, with the counters after it."""
-    return [] if gate.noted is None else gate.noted.ends(counted)
+    return [] if gate.noted is None else gate.noted.ends(counted, held_back=held_back)
 
 
 def _gradients(updates: Sequence[structs.Update]) -> tf.Operation:

@@ -17,6 +17,9 @@ _Mark = collections.namedtuple('_Mark', 'time step examples waited')
 class ScalarsHook(every.TimedHook):
     """Writes a step's report and metrics, the rate and the time of a step; at a clean end also those of the last step.
 
+    A session may begin behind a step whose own session was lost before it wrote its row. That row is then written at the
+    beginning, with what is known of the step: without metrics, rate, time and wait.
+
     A row holds step, loss, penalty, total_loss, learning_rate, examples (all that the run was trained on so far),
     examples_per_sec, step_ms, input_wait (which part of their time the steps waited for their batch, 0 to 1, where it is
     measured) and the model's metrics by name. TensorBoard gets the same, with `examples` under the tag examples_seen. The values
@@ -31,6 +34,7 @@ class ScalarsHook(every.TimedHook):
         when: every.Every,
         rows: Callable[[Mapping[str, Any]], None],
         events: Callable[[int, Mapping[str, Any]], None],
+        unwritten: Callable[[tf.Session], dict[str, Any]] = lambda session: {},
     ) -> None:
         """Writes `train_step.report` and `train_step.metrics`, which are fetched with each step.
 
@@ -39,6 +43,7 @@ class ScalarsHook(every.TimedHook):
           when: of the rows; it also gives the clock.
           rows: takes a row, such as `writers.JsonLines.append`.
           events: takes a step and its scalars, such as `writers.EventWriter.scalars`.
+          unwritten: what is known of the report of the step that a session begins behind, where it has no row; else empty.
 
         Raises:
           ValueError: a metric has the name of a value of the report.
@@ -57,6 +62,8 @@ class ScalarsHook(every.TimedHook):
         self.timer = when
         self._rows = rows
         self._events = events
+        self._ask_unwritten = unwritten
+        self._unwritten: dict[str, Any] = {}
         self._mark: _Mark | None = None  # what the next row's rate counts from
         self._started = 0.0
         self._steps = 1  # of the call
@@ -64,7 +71,10 @@ class ScalarsHook(every.TimedHook):
         self._written: int | None = None
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        """Starts the time of the first step."""
+        """Writes the step before where that is due, and starts the time of the first one."""
+        self._unwritten = self._ask_unwritten(session)
+        if self._unwritten and self.timer.due(self._unwritten['step']):
+            self._write_before()
         self._started = self.timer.clock()
 
     def planned(self, step: int, steps: int) -> None:
@@ -84,6 +94,8 @@ class ScalarsHook(every.TimedHook):
         """Writes the last step where it has no row yet."""
         if self._values and self._written != int(self._values[self._step_place]):
             self._write(self._report())
+        elif self._unwritten and not self._values:
+            self._write_before()
 
     def _after_marked_step(self, due: bool) -> None:
         report = self._report()
@@ -100,11 +112,17 @@ class ScalarsHook(every.TimedHook):
         return {name: value.item() for name, value in zip(self._report_names, self._values, strict=False)}
 
     def _write(self, report: dict[str, Any]) -> None:
-        row = {**report, **self._rates(report), **self._results()}
+        self._put({**report, **self._rates(report), **self._results()})
+
+    def _write_before(self) -> None:
+        report, self._unwritten = self._unwritten, {}
+        self._put(report)
+
+    def _put(self, row: dict[str, Any]) -> None:
         step, seen = row.pop('step'), row.pop('examples_seen')
         self._written = step
         self._rows({'step': step, **row, 'examples': seen})
-        del row['examples']
+        row.pop('examples', None)  # of the step alone
         self._events(step, {**row, 'examples_seen': seen})
 
     def _rates(self, report: Mapping[str, Any]) -> dict[str, float]:

@@ -216,7 +216,7 @@ def _step(
         }
         gate, recorder = _gate(config, source, outputs, total, report)
         if given.is_noted:
-            gate = dataclasses.replace(gate, noted=standing.of(tf.global_variables(), given.count.variables, source))
+            gate = dataclasses.replace(gate, noted=standing.of(tf.global_variables(), given.count.variables, source, report))
 
     def apply(update: structs.Update, after: Sequence[tf.Tensor]) -> tf.Operation:
         optimizer, rate = given.optimizer(given.rate), given.rate

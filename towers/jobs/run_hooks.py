@@ -130,13 +130,25 @@ def reporting(
     return [
         start.StartHook(step.global_step, start=reports.start, graph=reports.events.graph),
         shown,
-        scalars.ScalarsHook(step, when=every.often(config.log_steps, _LOG_STEPS, clock), rows=reports.row, events=reports.scalars),
+        scalars.ScalarsHook(
+            step,
+            when=every.often(config.log_steps, _LOG_STEPS, clock),
+            rows=reports.row,
+            events=reports.scalars,
+            unwritten=functools.partial(_unwritten, made, reports),
+        ),
         summary.SummaryHook(
             step, when=every.often(config.summary_steps, _SUMMARY_STEPS, clock), write=reports.events.summary, seen=around.seen
         ),
         *([_network(made, config, reports, clock)] if made.site.target else []),
         *_serving(made, config, closing),
     ]
+
+
+def _unwritten(made: program.Program, reports: writers.Reports, raw: tf.Session) -> dict[str, float]:
+    """What the tasks of a cluster know of the step that a session begins behind, where it has no row yet."""
+    found = {} if made.noted is None else made.noted.reported(raw)
+    return {} if found.get('step') == reports.rows.last_step() else found
 
 
 def _network(made: program.Program, config: config_lib.Config, reports: writers.Reports, clock: Callable[[], float]) -> network.NetworkHook:

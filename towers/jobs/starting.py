@@ -47,7 +47,7 @@ class Starter:
         else:
             self._set(raw)
         raw.run(self._made.step.sync)
-        self._settle(raw)
+        self._settle(raw, kept)
 
     def _set(self, raw: tf.Session) -> None:
         """Sets the variables, which have their initial values, and the input to where the run begins or was left."""
@@ -76,9 +76,9 @@ class Starter:
         if self._made.noted is not None:
             raw.run(self._made.noted.void)
 
-    def _settle(self, raw: tf.Session) -> None:
+    def _settle(self, raw: tf.Session, point: standing.Point | None = None) -> None:
         if self._made.noted is not None:
-            self._made.noted.settle(raw, keeping.run_of(self._made, self._claim))
+            self._made.noted.settle(raw, keeping.run_of(self._made, self._claim), None if point is None else point.report)
 
     def go_back(self, raw: tf.Session) -> int:
         """Sets the variables to those of the newest checkpoint, or as at the start where there is none; the input stays.

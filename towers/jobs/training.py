@@ -170,6 +170,7 @@ def _train(job: _Job, made: program.Program, claim: run_directory.Claim, stop_ev
         if made.noted is not None:  # the tasks of a cluster may have been further than the checkpoint
             number, seen = master.raw_session().run([step.global_step, step.saved['examples_seen']])
             reached.first_step, reached.step, reached.examples = int(number), int(number), int(seen)
+            reached.loss = made.noted.reported(master.raw_session()).get('loss', reached.loss)
         job.progress.begins(reached.step)
         _loop(master, step, reached, around)
     reached.stopped_by = master.stopped_by or 'hook'

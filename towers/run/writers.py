@@ -146,6 +146,16 @@ class JsonLines:
         except OSError as error:
             self._warned = _warn(error, self._path, self._warned)
 
+    def last_step(self) -> int | None:
+        """The step of the last row; None where there is none, or it isn't whole."""
+        try:
+            with open(self._path, 'rb') as file:
+                end = file.seek(0, os.SEEK_END)
+                start = file.seek(_start_of_line(file, end) if end else 0)
+                return int(json.loads(file.read(end - start))['step'])
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
     def close(self) -> None:
         """Closes the file; a later line opens it again."""
         if self._file is not None:
