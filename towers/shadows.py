@@ -24,7 +24,8 @@ class Shadow:
         alone = self._tensors[0] if len(self._tensors) == 1 else None
         dtype, shape = (tf.variant, []) if alone is None else (alone.dtype, alone.shape)
         with tf.device(None), tf.device(device):
-            self._handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name)
+            # Servers keep variables, so another graph over the same machines may find this one's, and hold something else in it.
+            self._handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=f'{name}/{dtype.name}')
             value = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=dtype)
         self.held: list[tf.Tensor] = (
             [value] if alone is not None else transfers.unbundled(value, self._tensors, device)
