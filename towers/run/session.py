@@ -8,7 +8,7 @@ and an OutOfRangeError out of a hook (a save to a full disk raises one) is a fai
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow.compat.v1 as tf
 from absl import logging
@@ -148,7 +148,7 @@ class MasterSession(contextlib.AbstractContextManager):
         Of such steps only hooks with `quiet_begins` and `quiet_ends` are told, by these. Errors are those of `run`.
         """
         step = self._session.make_callable(list(fetches))
-        return calling.quietly(self._hooks, lambda: self._step(step))
+        return calling.quietly(self._hooks, step, self._fail)
 
     def held_back(self) -> None:
         """Tells the hooks with a method of this name that the last step, a quiet one, changed nothing."""
@@ -197,12 +197,16 @@ class MasterSession(contextlib.AbstractContextManager):
         try:
             return make()
         except tf.errors.OpError as error:
-            if isinstance(error, tf.errors.OutOfRangeError) and errors.says_end(error) and self._is_at_end():
-                self._stopped_by, self._end_of_data = 'data', error
-                raise
-            if exhausted.is_one(error):
-                raise exhausted.explained(error, self._graph, self._again, session='training', lower=_LOWER) from error
-            raise errors.located(error, self._graph) from error
+            self._fail(error)
+
+    def _fail(self, error: tf.errors.OpError) -> NoReturn:
+        """Raises what is to be said of the error of a step."""
+        if isinstance(error, tf.errors.OutOfRangeError) and errors.says_end(error) and self._is_at_end():
+            self._stopped_by, self._end_of_data = 'data', error
+            raise error
+        if exhausted.is_one(error):
+            raise exhausted.explained(error, self._graph, self._again, session='training', lower=_LOWER) from error
+        raise errors.located(error, self._graph) from error
 
     def _again(self, options: tf.RunOptions) -> Any:
         """The step that was last asked for, once more, when it has failed for good."""
