@@ -94,6 +94,16 @@ def test_what_looks_take_beyond_usual_steps_keeps_to_the_share_of_their_timer(sh
     assert share / 2 < (len(due) - free) * extra / clock.now < share or len(due) == 2500
 
 
+@pytest.mark.parametrize('costs', [(0.002, 0.0001), (0.0001, 0.002)])
+def test_of_several_costs_of_one_act_the_most_counts(costs):
+    clock = Clock()
+    timer = every.Every(10, clock=clock, share=0.01)
+    for secs in costs:
+        timer.took(secs)
+    _, [due] = walked([timer], steps=400, secs=0.001, clock=clock)
+    assert due[0] == 210  # the first multiple after 0.2 s; one of 200 is at its end
+
+
 def test_one_dear_look_does_not_silence_what_is_cheap_otherwise():
     clock = Clock()
     timer = every.Every(20, clock=clock, share=0.01)

@@ -100,9 +100,9 @@ class Every:
         self._back = step
 
     def took(self, secs: float) -> None:
-        """Says what it cost to act just now, in seconds."""
+        """Says what it cost to act just now, in seconds; where several say so, the most counts."""
         if self._share is not None:
-            self._not_before = self.clock() + secs / self._share
+            self._not_before = max(self._not_before, self.clock() + secs / self._share)
 
     def _is_multiple(self, step: int) -> bool:
         if not self._steps:
