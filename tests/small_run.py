@@ -109,7 +109,7 @@ def _input(iterator, fingerprint):
         batches=(),
         examples=tf.constant(EXAMPLES, tf.int64),
         initializer=iterator.initializer,
-        ended=tf.constant(False),
+        ended=(),
         position=position,
         restore_position=restore_position,
         fingerprint=fingerprint,

@@ -1,6 +1,7 @@
 """What an evaluation counts: every example once, for any size of dataset and batch and any number of towers."""
 
 import dataclasses
+import functools
 import threading
 
 import harness
@@ -183,18 +184,27 @@ def test_a_lookup_table_and_the_step_are_there(tmp_path):
     assert found == {'step': 7, 'examples': 3, 'found': 50.0, 'at': 7.0}
 
 
-def fails_twice(batch, *, training):
-    """Reads a second iterator, which ends after one batch."""
+def reads_another(batch, *, training, count):
+    """Reads a second iterator, which ends after so many batches."""
     del training
     tf.get_variable('w', [])
-    other = tf.data.make_one_shot_iterator(tf.data.Dataset.range(1)).get_next()
-    return towers.ModelOutput(tf.reduce_mean(batch) + tf.cast(other, tf.float32))
+    other = tf.data.make_one_shot_iterator(tf.data.Dataset.range(count)).get_next()
+    return towers.ModelOutput(tf.reduce_mean(batch) + 0 * tf.cast(other, tf.float32))
 
 
-def test_only_the_own_input_ends_the_pass(tmp_path):
+@pytest.mark.parametrize('is_known', [True, False])
+def test_only_the_own_input_ends_the_pass(tmp_path, is_known):
+    """Also where the size is not known, so that nothing but the end tells whether all examples were there."""
     checkpoint = find(runs.publish(tmp_path, 1, w=np.float32(0)))
-    with pytest.raises(tf.errors.OutOfRangeError, match='test_evaluator.py'):
-        score(fails_twice, harness.numbers(1, 2, 3), checkpoint, batch=1)
+    data = harness.numbers(*range(20))
+    given = data if is_known else lambda: data().filter(lambda number: number >= 0)
+    with pytest.raises(tf.errors.OutOfRangeError, match='End of sequence .*test_evaluator.py'):
+        score(functools.partial(reads_another, count=1), given, checkpoint, batch=1)
+
+
+def test_an_iterator_that_ends_with_the_input_does_no_harm(tmp_path):
+    checkpoint = find(runs.publish(tmp_path, 1, w=np.float32(0)))
+    assert score(functools.partial(reads_another, count=3), harness.numbers(1, 2, 3), checkpoint, batch=1)['loss'] == 2
 
 
 def test_a_count_that_differs_from_the_datasets_is_an_error(trained, monkeypatch):

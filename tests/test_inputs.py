@@ -263,10 +263,10 @@ def test_evaluation_passes_over_every_example_once(n, examples):
     assert [i for step in parts for features, count, _ in step for i in features[:count].tolist()] == list(range(examples))
     with session() as s:
         s.run(source.initializer)
-        assert not s.run(source.ended)
+        assert s.run(source.ended) == (False,)
         for _ in range(steps - 1):
             s.run(source.batches[0].features)
-        assert s.run(source.ended)
+        assert s.run(source.ended) == (True,)
 
 
 def test_a_source_knows_its_size():

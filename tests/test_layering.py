@@ -33,6 +33,7 @@ PARTS = {
     'writes': 'build',
     'fetching': 'session',
     'exhausted': 'session',
+    'ending': 'session',
     'calling': 'session',
     'signals': 'session',
     'remote': 'session',

@@ -23,7 +23,7 @@ class Step:
             batch = queues[0].dequeue()
             made = [batch * queue.dequeue() for queue in queues[1:]]
             one = structs.TowerBatch({'x': batch}, tf.constant(1, tf.int64), tf.constant(0, tf.int64))
-            source = structs.Input((one, one), one.examples, tf.no_op(), tf.constant(False), None, None, '')
+            source = structs.Input((one, one), one.examples, tf.no_op(), (), None, None, '')
             self.marks = marks.make(source, [(tower, [None, value]) for tower, value in zip(TOWERS, made, strict=True)])
             self._fill = [queue.enqueue(1.0) for queue in queues]
             with tf.control_dependencies(made):

@@ -238,7 +238,7 @@ def data_graph():
 def test_the_end_of_data_is_a_clean_end():
     graph, step, ended, init = data_graph()
     log, seen = [], []
-    with session.MasterSession(graph, [Recorder(log)], initialize=lambda raw: raw.run(init), ended=ended) as running:
+    with session.MasterSession(graph, [Recorder(log)], initialize=lambda raw: raw.run(init), ended=[ended]) as running:
         while not running.should_stop():
             seen.append(running.run(step))
         pytest.fail('the end of data leaves the loop')
@@ -264,7 +264,7 @@ def test_another_out_of_range_error_of_the_step_is_a_failure():
         closed, taken = queue.close(), queue.dequeue()
     log = []
     with pytest.raises(tf.errors.OutOfRangeError, match=r'is closed .*node fifo_queue_Dequeue \(QueueDequeueV2\)'):
-        with session.MasterSession(graph, [Recorder(log)], initialize=lambda raw: raw.run([init, closed]), ended=ended) as running:
+        with session.MasterSession(graph, [Recorder(log)], initialize=lambda raw: raw.run([init, closed]), ended=[ended]) as running:
             running.run(step)
             running.run([step, taken])
     assert running.stopped_by is None
@@ -278,7 +278,7 @@ def test_an_out_of_range_error_of_a_hook_is_a_failure(where):
     log = []
     hook = Recorder(log, act=raises(tf.errors.OutOfRangeError(None, None, 'File too large')), at=where)
     with pytest.raises(tf.errors.OutOfRangeError, match='File too large'):
-        with session.MasterSession(graph, [hook], initialize=lambda raw: raw.run(init), ended=ended) as running:
+        with session.MasterSession(graph, [hook], initialize=lambda raw: raw.run(init), ended=[ended]) as running:
             while not running.should_stop():
                 running.run(step)
     assert 'end' not in [call for _, call, *_ in log]

@@ -34,8 +34,14 @@ class OutOfMemory(tf.errors.ResourceExhaustedError):
 
 
 def says_end(error: tf.errors.OpError) -> bool:
-    """Whether an iterator's end is among what went wrong; an iterator that a failing run cancelled may claim to have ended."""
+    """Whether an iterator's end is among what went wrong."""
     return 'End of sequence' in error.message
+
+
+def named(error: tf.errors.OpError, graph: tf.Graph) -> set[str]:
+    """The operations of `graph` that an error says it came from."""
+    operations = {operation.name for operation in graph.get_operations()}
+    return operations.intersection(_NODE.findall(error.message))
 
 
 def source_line(operation: tf.Operation) -> str | None:

@@ -141,7 +141,7 @@ class Input:
       batches: one `TowerBatch` for each tower.
       examples: int64 scalar, examples in this step's global batch.
       initializer: operation that starts the iterators at the first batch.
-      ended: bool scalar that asks the iterators themselves whether the data is at its end.
+      ended: for each iterator a bool scalar that asks it whether it is at its end; none where the data has none.
       position, restore_position: string scalar, the iterators' state after this step's batch (None = not saved); sets them to one.
       fingerprint: identifies the pipeline that a position belongs to; what stands before its '/' the batches that come in it.
       epoch_examples: examples in one pass over the dataset; None = unknown or endless.
@@ -155,7 +155,7 @@ class Input:
     batches: tuple[TowerBatch, ...]
     examples: tf.Tensor
     initializer: tf.Operation
-    ended: tf.Tensor
+    ended: tuple[tf.Tensor, ...]
     position: tf.Tensor | None
     restore_position: Callable[[tf.Tensor], tf.Operation] | None
     fingerprint: str

@@ -41,7 +41,7 @@ def whole(machines, tmp_path_factory):
     """A training of one process that nothing happened to, with all its checkpoints."""
     made = processes.Training(machines, tmp_path_factory.mktemp('whole') / 'trained', PROGRAM)
     alone = {'worker_hosts': [], 'ps_hosts': [], 'master_host': None, 'save_steps': 1, 'sync_checkpoint': True, 'keep_checkpoints': 100}
-    assert made.start(**alone).wait() == 0, made.command.text()
+    assert made.start(**PATIENT, **alone).wait() == 0, made.command.text()
     return made
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from absl import logging
 
 from towers import config as config_lib
 from towers import errors, metrics, structs
@@ -21,7 +20,7 @@ from towers.evaluators import pace
 from towers.graph import build, devices, marks, strategies
 from towers.graph.reduce import central
 from towers.input import inputs
-from towers.run import exhausted, process, watchdog
+from towers.run import ending, exhausted, process, watchdog
 
 LOSS = 'loss'
 RESERVED = (LOSS, *eval_config.NO_METRICS)
@@ -163,7 +162,7 @@ class Passes:
         examples, totals = 0, None
         if yielder is not None:
             yielder.begin()
-        while (made := self._next(stop, watch, yielder)) is not None:
+        while (made := self._next(stop, watch, yielder, examples)) is not None:
             examples += int(made[0])
             totals = _added(totals, made[1])
         watch.enter(watchdog.Part.IDLE)
@@ -180,15 +179,15 @@ class Passes:
         values = {name: _plain(value) for name, value in metrics.results(self._scoring.metrics, made.totals).items()}
         return {'step': step, 'examples': made.examples, **values}
 
-    def _next(self, stop: threading.Event, watch: watchdog.Watchdog, yielder: pace.Yielder | None) -> Any:
+    def _next(self, stop: threading.Event, watch: watchdog.Watchdog, yielder: pace.Yielder | None, examples: int) -> Any:
         """As `_batch`, when it is time for it; None if `stop` was set."""
         if yielder is not None:
             watch.enter(watchdog.Part.IDLE)
             yielder.between(stop)
-        return None if stop.is_set() else self._batch(watch)
+        return None if stop.is_set() else self._batch(watch, examples)
 
-    def _batch(self, watch: watchdog.Watchdog) -> tuple[Any, Mapping[str, Any]] | None:
-        """The sums of the next batch; None at the input's own end."""
+    def _batch(self, watch: watchdog.Watchdog, examples: int) -> tuple[Any, Mapping[str, Any]] | None:
+        """The sums of the next batch, behind so many examples; None at the input's own end."""
         watch.step_begins(watchdog.Part.BATCH)
         graph = self._session.graph
         try:
@@ -196,7 +195,8 @@ class Passes:
             watch.step_ends()
             return made
         except tf.errors.OutOfRangeError as error:
-            if errors.says_end(error) and self._is_at_end():
+            read, is_whole = self._scoring.input, examples == self._scoring.input.epoch_examples  # an iterator of the model may end too
+            if ending.is_end(error, self._session, read.ended) or (is_whole and errors.says_end(error)):
                 return None
             raise errors.located(error, graph) from error
         except tf.errors.OpError as error:
@@ -206,13 +206,6 @@ class Passes:
 
     def _again(self, options: tf.RunOptions) -> Any:
         return self._session.run(self._fetches, options=options)
-
-    def _is_at_end(self) -> bool:
-        try:
-            return bool(self._session.run(self._scoring.input.ended))
-        except tf.errors.OpError:
-            logging.exception('The input could not say whether it is at its end; taking the error of the step as a failure.')
-            return False
 
 
 def _made(output: structs.TowerOutput) -> list[tf.Tensor | None]:

@@ -89,8 +89,7 @@ def training(source: Source, section: config.InputConfig, towers: Sequence[struc
         pipelines = functools.partial(_sharded, ahead=section.prefetch_to_device) if sharded else _global
         made, place = pipelines(on, section.prefetch, towers)
         if source.endless or section.train_epochs is None:
-            # It has no end, so no error is one: an iterator whose run another operation cancelled may say that it has ended.
-            made = dataclasses.replace(made, ended=tf.constant(False))
+            made = dataclasses.replace(made, ended=())
     with tf.name_scope(SCOPE):
         # Beside the variables, which may be another machine's.
         made = positions.counted(made, place, lambda wanted: ({first: wanted[0]}, (wanted[0], 0)))
@@ -173,11 +172,20 @@ def _global(
         batches=tuple(batches),
         examples=totals[0],
         initializer=tf.group(*[iterator.initializer for iterator in iterators]),
-        ended=tf.logical_not(iterators[0].get_next_as_optional().has_value()),
+        ended=asked(iterators),
         position=position,
         restore_position=restore,
         fingerprint='',
     ), _of_all(places)
+
+
+def asked(iterators: Sequence[tf.data.Iterator]) -> tuple[tf.Tensor, ...]:
+    """For each iterator a bool scalar that asks it, in the session, whether it is at its end."""
+    made = []
+    for iterator in iterators:
+        with tf.device(iterator.initializer.device):
+            made.append(tf.logical_not(iterator.get_next_as_optional().has_value()))
+    return tuple(made)
 
 
 def _next(iterator: tf.data.Iterator) -> Any:
@@ -221,14 +229,12 @@ def _sharded(
         totals.append(total)
         places.append(place)
         batches.append(structs.TowerBatch(features, count, first))
-    with tf.device(towers[0].devices[0] if ahead else None):
-        ended = tf.logical_not(iterators[0].get_next_as_optional().has_value())
     position, restore = (None, None) if ahead else positions.make(iterators)
     return structs.Input(
         batches=tuple(batches),
         examples=totals[0],
         initializer=tf.group(*[iterator.initializer for iterator in iterators]),
-        ended=ended,
+        ended=asked(iterators),
         position=position,
         restore_position=restore,
         fingerprint='',

@@ -97,8 +97,8 @@ def training(cut: cutting.Cut, section: config.InputConfig, towers: Sequence[str
                 iterators.append(tf.data.make_initializable_iterator(dataset))
                 found.append(iterators[-1].get_next())
         made = _input(iterators, found, towers, layout, cut)
-    if section.train_epochs is None:  # as without shards, no error is an end
-        made = dataclasses.replace(made, ended=tf.constant(False))
+    if section.train_epochs is None:
+        made = dataclasses.replace(made, ended=())
     if not section.exact_resume:
         made = dataclasses.replace(made, position=None, restore_position=None, taken=None, go_to=None)
     facts = (*cut.passes.kinds, repr(dataset.element_spec), cut.examples, size, section.train_epochs is None)
@@ -135,7 +135,7 @@ def _input(
         batches=tuple(batches),
         examples=found[0][0][3],
         initializer=tf.group(*[iterator.initializer for iterator in iterators]),
-        ended=tf.logical_not(iterators[0].get_next_as_optional().has_value()),
+        ended=inputs.asked(iterators),
         position=position,
         restore_position=restore,
         fingerprint='',

@@ -151,7 +151,7 @@ def _source(spec: Any, towers: Sequence[structs.Tower]) -> structs.Input:
         tuple(batches),
         examples=tf.add_n([batch.examples for batch in batches]),
         initializer=tf.no_op(),
-        ended=tf.constant(value=False),
+        ended=(),
         position=None,
         restore_position=None,
         fingerprint='',

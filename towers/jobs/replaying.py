@@ -215,7 +215,7 @@ def _source(dataset: structs.Dataset, found: bundle_lib.Bundle, tower: int, host
         features = tf.nest.pack_sequence_as(spec, holders, expand_composites=True)
     batch = structs.TowerBatch(features, examples, first)
     none = tf.no_op()
-    source = structs.Input((batch,), total, none, tf.constant(False), None, None, '')
+    source = structs.Input((batch,), total, none, (), None, None, '')
     return source, {holder.name: values[f'{tower}/{place}'] for place, holder in enumerate(holders)}
 
 

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import errors
-from towers.run import calling, exhausted, looping, signals
+from towers.run import calling, ending, exhausted, looping, signals
 
 _THREADS_GRACE_SECS = 120.0
 _CLOSE_SECS = 10.0
@@ -45,7 +45,7 @@ class MasterSession(contextlib.AbstractContextManager):
         *,
         connect: Callable[[tf.Graph], tf.Session] | None = None,
         initialize: Callable[[tf.Session], None],
-        ended: tf.Tensor | None = None,
+        ended: Sequence[tf.Tensor] = (),
     ) -> None:
         """Makes nothing yet; the session exists inside the `with` block.
 
@@ -54,7 +54,7 @@ class MasterSession(contextlib.AbstractContextManager):
           hooks: called in this order; with a `looping.Runs` among them each call makes several steps.
           connect: makes the session of a graph; None = a plain one.
           initialize: sets the variables and iterators of `graph`; variables that hooks add are set before it.
-          ended: bool scalar that asks the input whether its data is at an end; None = it has no end.
+          ended: of `structs.Input`; none = it has no end.
         """
         self._graph = graph
         self._hooks = tuple(hooks)
@@ -201,7 +201,7 @@ class MasterSession(contextlib.AbstractContextManager):
 
     def _fail(self, error: tf.errors.OpError) -> NoReturn:
         """Raises what is to be said of the error of a step."""
-        if isinstance(error, tf.errors.OutOfRangeError) and errors.says_end(error) and self._is_at_end():
+        if isinstance(error, tf.errors.OutOfRangeError) and ending.is_end(error, self._session, self._ended):
             self._stopped_by, self._end_of_data = 'data', error
             raise error
         if exhausted.is_one(error):
@@ -212,15 +212,6 @@ class MasterSession(contextlib.AbstractContextManager):
         """The step that was last asked for, once more, when it has failed for good."""
         assert self._context is not None
         return self._session.run(self._context.original_args.fetches, options=options)
-
-    def _is_at_end(self) -> bool:
-        if self._ended is None:
-            return False
-        try:
-            return bool(self._session.run(self._ended))
-        except tf.errors.OpError:
-            logging.exception('The input could not say whether it is at its end; taking the error of the step as a failure.')
-            return False
 
     def _close(self, *, clean: bool) -> None:
         session, self._session = self._session, None
