@@ -207,7 +207,7 @@ class CheckpointConfig(Section):
 
     save_steps: int | None = option(
         None,
-        'steps between checkpoints; 0 = not by steps; by default 100, or more where that took over 0.25 % of the time, unless '
+        'steps between checkpoints; 0 = not by steps; by default 100, or more where that took over 0.15 % of the time, unless '
         'save_secs is given',
     )
     save_secs: float | None = option(None, 'seconds between checkpoints')
@@ -242,12 +242,12 @@ class ReportConfig(Section):
     """Reports: progress, TensorBoard and logs."""
 
     log_steps: int | None = option(
-        None, 'steps between progress lines and rows of metrics.jsonl; by default 20, or more where that took over 0.25 % of the time'
+        None, 'steps between progress lines and rows of metrics.jsonl; by default 20, or more where that took over 0.15 % of the time'
     )
     summary_steps: int | None = option(
         None,
         "steps between the summaries that cost a little: norms, per-tower losses, the model's own; by default 100, or more where that "
-        'took over 0.25 % of the time',
+        'took over 0.15 % of the time',
     )
     histograms: bool = option(False, 'histograms of variables and gradients in TensorBoard')
     images: bool = option(False, 'the first images of a batch in TensorBoard')

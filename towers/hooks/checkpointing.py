@@ -35,7 +35,7 @@ class Saver(Protocol):
 class CheckpointHook(every.TimedHook):
     """Saves at every multiple of `save_steps`, after every `save_secs`, and at the end.
 
-    Where neither is given it saves at multiples of 100 steps, or less often where that would take more than 0.25 % of the time.
+    Where neither is given it saves at multiples of 100 steps, or less often where that would take more than 0.15 % of the time.
     Nothing is saved before a first interval has passed. A save that is due while the last one is still being written is
     put off to the first step after it, so no step waits for the disk.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow.compat.v1 as tf
 
-SHARE = 0.0025  # of the time, that reports and checkpoints each take where nobody said how often they are wanted
+SHARE = 0.0015  # of the time, that reports and checkpoints each take where nobody said how often they are wanted
 
 
 class Clock:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from towers.hooks import every
 
-SECS = 0.1
+SECS = 0.2
 
 
 class Looks:
@@ -15,9 +15,9 @@ class Looks:
     network spends a third of its time on that and on hooks. So fast steps are looked at only where a hook may act by the number
     of the step, where the step may be the last, and where the last look is `SECS` old, for what goes by time; slower ones always.
 
-    What a look takes beyond the steps around it is told the timers for which it was made, so that one with a share of the time keeps
-    to it: more is fetched then, by another set of fetches, and that is the larger part of the cost. Of a timer's last two looks the
-    cheaper one counts, as TensorFlow may have prepared itself in one.
+    What a step that is looked at takes beyond the others is told the timers for which it is made, so that one with a share of the time
+    keeps to it: more is fetched then, by another set of fetches, and that is the larger part of the cost. Of a timer's last two looks
+    the cheaper one counts, as TensorFlow may have prepared itself in one.
 
     Until `next` is asked every step is looked at.
 
@@ -35,7 +35,8 @@ class Looks:
         self._look_at = 0.0  # the time of the next look
         self._acting: list[int] = []  # the places of those for which the last look was made
         self._cost: dict[int, float] = {}  # seconds of a timer's last look above a usual step, by its place
-        self._began, self._ended = 0.0, (0, 0.0)  # when the last look began; the step after it, and its time
+        self._began, self._fetched = 0.0, 0.0  # when the last look began, and when its step was through
+        self._ended = 0, 0.0  # the step after the last look, and its time
         self._usual: float | None = None  # seconds a step between two looks
 
     def at(self, *timers: every.Every) -> None:
@@ -50,7 +51,7 @@ class Looks:
             return True
         now = self._clock()
         if self.now:
-            self._charge(step, now)
+            self._end(step, now)
         self.now = now >= self._look_at or step >= self._last_step
         if went_on and step < self._quiet_before and not self.now:
             return False
@@ -61,18 +62,24 @@ class Looks:
             self._begin(step, now, coming)
         return self.now
 
+    def fetched(self) -> None:
+        """Says that the step is through, before any hook is told of it."""
+        self._fetched = self._clock()
+
     def _begin(self, step: int, now: float, acting: list[int]) -> None:
         """A look at a step begins; the time since the one before tells what a usual step takes."""
         self._look_at = now + SECS
         steps = step - self._ended[0]
-        self._usual = (now - self._ended[1]) / steps if steps > 0 else None
+        if steps > 0:  # else it follows another look at once
+            self._usual = (now - self._ended[1]) / steps
         self._acting, self._began = acting, now
 
-    def _charge(self, step: int, now: float) -> None:
-        """The look at the step before this one has ended."""
-        if self._usual is not None:
-            cost = max(0.0, now - self._began - self._usual)
-            for place in self._acting:
-                self._timers[place].took(min(cost, self._cost.get(place, 0.0)))
-                self._cost[place] = cost
-        self._acting, self._ended = [], (step, now)
+    def _end(self, step: int, now: float) -> None:
+        """A look has ended with the step before this one; hooks say themselves what they took."""
+        self._ended = step, now
+        if self._usual is None:
+            return
+        cost = max(0.0, self._fetched - self._began - self._usual)
+        for place in self._acting:
+            self._timers[place].took(min(cost, self._cost.get(place, 0.0)))
+            self._cost[place] = cost

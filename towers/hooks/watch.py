@@ -4,6 +4,8 @@ from typing import Protocol
 
 import tensorflow.compat.v1 as tf
 
+from towers.hooks import looks
+
 
 class Watch(Protocol):
     """What the hooks need of a watch."""
@@ -24,9 +26,10 @@ class Watch(Protocol):
 class StepHook(tf.train.SessionRunHook):
     """Says when a step begins and ends; it must stand before all others."""
 
-    def __init__(self, watch: Watch, step: tf.Tensor) -> None:
-        """Tells `watch`; `step` is the int64 scalar global_step after the step."""
+    def __init__(self, watch: Watch, step: tf.Tensor, seen: looks.Looks | None = None) -> None:
+        """Tells `watch`, and `seen` of what was fetched; `step` is the int64 scalar global_step after the step."""
         self._watch = watch
+        self._seen = seen or looks.Looks()
         self._request = tf.train.SessionRunArgs(step)
         self._step = 0
         self.quiet_begins = watch.step_begins
@@ -38,6 +41,7 @@ class StepHook(tf.train.SessionRunHook):
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         """Says that it ended."""
+        self._seen.fetched()
         self._step = int(run_values.results)
         self._watch.step_ends(self._step)
 

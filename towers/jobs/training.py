@@ -214,7 +214,7 @@ def opened(
         run_hooks.timed(reporting, around.seen)
         back = run_hooks.going_back(functools.partial(keeper.wait, _CLOSE_SECS), starter, reports, reporting, runs)
         ending = run_hooks.stopping(made, config, around.stop or threading.Event(), runs)
-        told = watch.StepHook(watching, step.step), watch.SavingHook(watching)
+        told = watch.StepHook(watching, step.step, around.seen), watch.SavingHook(watching)
         stopping = [*run_hooks.not_finite(made, config, back), *ending]
         first = [guard.GuardHook(claim.check), *filter(None, [runs]), told[0]]
         every_hook = (*first, *stopping, *hooks, told[1], *reporting)
