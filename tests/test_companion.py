@@ -198,7 +198,7 @@ def asked(place):
 
 
 SCRIPT = """
-    import os, signal, sys, time
+    import fcntl, os, signal, sys, time
     if __name__ != '__main__':  # the child imports it
         print(os.getpid(), flush=True)
         time.sleep(sys.argv[2] == 'import' and 600)
@@ -215,6 +215,8 @@ SCRIPT = """
 
     if __name__ == '__main__':
         beside = companion.Companion(model, data, towers.Config(model_dir=sys.argv[1]))
+        if sys.argv[2] == 'start':  # the child is there, and does not know yet what ends it
+            fcntl.fcntl = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         beside.start()
         print('started', flush=True)
         time.sleep(600)
@@ -234,6 +236,16 @@ def test_it_dies_with_its_parent(tmp_path, phase):
         start = time.monotonic()
         wait_until(lambda: not exists(child))
         assert time.monotonic() - start < 3
+
+
+def test_it_ends_before_it_builds_anything_where_its_parent_is_killed_while_it_starts_it(tmp_path):
+    (tmp_path / 'script.py').write_text(textwrap.dedent(SCRIPT))
+    command = [sys.executable, str(tmp_path / 'script.py'), str(tmp_path / 'run'), 'start']
+    environment = {**os.environ, 'PYTHONPATH': ROOT}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True) as parent:
+        [child] = parent.communicate(timeout=LIMIT_SECS)[0].split()  # all that the child wrote until its end, too
+        assert parent.returncode == -signal.SIGKILL
+        wait_until(lambda: not exists(int(child)))
 
 
 @pytest.mark.parametrize('what', ['model', 'eval_dataset'])

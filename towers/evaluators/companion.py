@@ -97,9 +97,7 @@ class Companion(contextlib.AbstractContextManager):
         resource_tracker.ensure_running()  # it would lift the block of signals below
         with _starting, _environment(_child_environment(self.config)), futures.ThreadPoolExecutor(1) as pool:
             pool.submit(_launch, process, self.config.eval_nice).result()
-        # From its first instruction on, also where it imports or blocks, the end of the pipe is a signal that ends the child.
-        fcntl.fcntl(life, fcntl.F_SETOWN, process.pid)
-        fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+        _end_with_pipe(process.pid, life)  # also while it imports
         for pipe in (word, life):
             pipe.close()
         with self._lock:
@@ -201,6 +199,12 @@ def _launch(process: Any, nice: int) -> None:
     process.start()
 
 
+def _end_with_pipe(pid: int, life: connection.Connection) -> None:
+    """Makes the end of a pipe a signal that ends a process, also where it imports or blocks."""
+    fcntl.fcntl(life, fcntl.F_SETOWN, pid)
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+
+
 def _priority(nice: int) -> int:
     """The nice level asked for, or this process's own where that is higher, which nobody may lower."""
     return max(nice, os.getpriority(os.PRIO_PROCESS, 0))
@@ -216,17 +220,18 @@ def _serve(
     """The child: follows the checkpoints until the parent says that there will be no more."""
     os.setpriority(os.PRIO_PROCESS, 0, _priority(config.eval_nice))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # at once, whatever the script's own handler does
-    word, _ = pipes
-
+    word, life = pipes
+    _end_with_pipe(os.getpid(), life)  # the parent may have been killed before it did so
     looks = itertools.count()
 
     def is_over() -> bool:
         if next(looks) == 1:  # it has looked for checkpoints once
             with contextlib.suppress(OSError):
                 os.unlink(parent.lease)
-        if os.getppid() != parent.pid:  # and something else holds the other end of its pipe
-            os._exit(_ORPHANED)
+        _require(parent)  # something else may hold the other end of the pipe
         return word.poll()
+
+    _require(parent)
 
     try:
         evaluation.follow(model, dataset, config, done=is_over)
@@ -234,3 +239,9 @@ def _serve(
         known = isinstance(error, ValueError) or type(error).__module__.startswith('towers.')
         logging.error('The evaluator %s failed: %s', config.eval_name, error, exc_info=None if known else error)
         sys.exit(WRONG_USE if isinstance(error, ValueError) else 1)
+
+
+def _require(parent: _Parent) -> None:
+    """Ends this process where its parent is gone."""
+    if os.getppid() != parent.pid:
+        os._exit(_ORPHANED)
