@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 _GROUP_BYTES = 1 << 20  # what comes later waits for what comes first, so not everything goes together
+_GROUP = 64  # tensors: what TensorFlow keeps of an optional from when the graph is built grows with the square, 17 MB for 323
 
 
 def name_of(device: str) -> str:
@@ -41,16 +42,27 @@ def brought(values: Sequence[tf.Tensor], *, source: str, target: str) -> list[tf
 
 
 def bundle(values: Sequence[tf.Tensor], device: str) -> tf.Tensor:
-    """Tensors on a device as one, a scalar variant that holds them."""
+    """Tensors on a device as one, a scalar variant that holds them; of many, one of bundles."""
     with tf.device(None), tf.device(device):
+        if len(values) > _GROUP:
+            values = [bundle(values[at : at + _GROUP], device) for at in range(0, len(values), _GROUP)]
+            return bundle(values, device)
         return tf.raw_ops.OptionalFromValue(components=values, name='bundle')
 
 
 def unbundled(bundle: tf.Tensor, values: Sequence[tf.Tensor], device: str) -> list[tf.Tensor]:
     """What a bundle of `values` holds, on a device."""
-    types, shapes = [value.dtype for value in values], [value.shape for value in values]
     with tf.device(None), tf.device(device):
-        return list(tf.raw_ops.OptionalGetValue(optional=bundle, output_types=types, output_shapes=shapes, name='unbundled'))
+        return _taken(bundle, [(value.dtype, value.shape) for value in values])
+
+
+def _taken(bundle: tf.Tensor, kinds: Sequence[tuple[tf.DType, tf.TensorShape]]) -> list[tf.Tensor]:
+    if len(kinds) > _GROUP:
+        parts = [kinds[at : at + _GROUP] for at in range(0, len(kinds), _GROUP)]
+        bundles = _taken(bundle, [(tf.variant, tf.TensorShape([]))] * len(parts))
+        return [tensor for bundle, part in zip(bundles, parts, strict=True) for tensor in _taken(bundle, part)]
+    types, shapes = zip(*kinds, strict=True)
+    return list(tf.raw_ops.OptionalGetValue(optional=bundle, output_types=types, output_shapes=shapes, name='unbundled'))
 
 
 def share(count: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
@@ -65,7 +77,7 @@ def share(count: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
 
 
 def groups(values: Sequence[tf.Tensor]) -> Iterator[list[int]]:
-    """The places of the values that go together: neighbours of up to 1 MiB in all; one that is larger, or of unknown size, goes alone."""
+    """The places of the values that go together: up to 32 neighbours of 1 MiB in all; a larger one, or one of unknown size, goes alone."""
     group: list[int] = []
     held = 0
     for place, value in enumerate(values):
@@ -73,7 +85,7 @@ def groups(values: Sequence[tf.Tensor]) -> Iterator[list[int]]:
         if size is None or size > _GROUP_BYTES:
             yield [place]
             continue
-        if held + size > _GROUP_BYTES:
+        if held + size > _GROUP_BYTES or len(group) == _GROUP:
             yield group
             group, held = [], 0
         group.append(place)

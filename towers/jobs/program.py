@@ -10,7 +10,7 @@ from absl import logging
 
 from towers import config as config_lib
 from towers import randomness, reads, structs
-from towers.graph import averages, build, chain, finite, marks, moved, optimizers, schedules, standing, strategies, train_step
+from towers.graph import averages, build, chain, finite, initial, marks, moved, optimizers, schedules, standing, strategies, train_step
 from towers.graph.reduce import central
 from towers.jobs import connecting, feeding
 from towers.run import flight, session_config
@@ -107,8 +107,8 @@ def at(
         given = _Given(count, rate, extras.optimizer or optimizers.make(config), extras.links, bool(site.target))
         step, gate, recorder = _step(model, config, source, placement, given)
         with tf.name_scope('init'):
-            beside = tf.group(*([gate.noted.claim] if gate.noted else []), tf.local_variables_initializer(), tf.tables_initializer())
-            init = tf.group(beside, tf.global_variables_initializer())
+            beside = tf.group(*([gate.noted.claim] if gate.noted else []), initial.group(tf.local_variables()), tf.tables_initializer())
+            init = tf.group(beside, initial.group(tf.global_variables()))
     if gate.noted is None:  # other machines place their part themselves
         moved.check(graph, site.proto, config)
     site = dataclasses.replace(site, proto=session_config.for_graph(site.proto, config, placement, graph))
