@@ -35,9 +35,10 @@ def test_only_cpu_devices_of_one_process_bundle(device, other, near, bundled):
         ([4, MIB + 4, 8, MIB, 4], [[1], [0, 2], [3], [4]]),
         ([MIB // 2, MIB // 2, MIB // 2], [[0, 1], [2]]),
         ([4, None, 8], [[1], [0, 2]]),
+        ([4] * 65, [[*range(64)], [64]]),
     ],
 )
-def test_neighbours_go_together_up_to_a_mebibyte(sizes, expected):
+def test_neighbours_go_together_up_to_a_mebibyte_and_64(sizes, expected):
     with tf.Graph().as_default():
         values = [tf.placeholder(tf.uint8, [size]) for size in sizes]
         assert list(transfers.groups(values)) == expected
@@ -53,6 +54,18 @@ def test_what_crosses_comes_as_it_was():
         with tf.Session(config=tf.ConfigProto(device_count={'CPU': 3})) as session:
             for one, other in zip(session.run(found), given, strict=True):
                 np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize('count', [64, 65, 129])
+def test_a_bundle_of_many_is_one_of_bundles(count):
+    """What TensorFlow keeps of one optional from building the graph grows with the square of what it holds."""
+    with tf.Graph().as_default() as graph:
+        values = [tf.constant(place, tf.int32 if place % 2 else tf.float32) for place in range(count)]
+        found = transfers.unbundled(transfers.bundle(values, '/cpu:0'), values, '/cpu:0')
+        sizes = [max(len(op.inputs), len(op.outputs)) for op in graph.get_operations() if op.type.startswith('Optional')]
+        assert max(sizes) == 64 and [each.dtype for each in found] == [each.dtype for each in values]
+        with tf.Session() as session:
+            assert session.run(found) == list(range(count))
 
 
 @pytest.mark.parametrize('n', [2, 3])
