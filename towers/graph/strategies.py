@@ -9,7 +9,7 @@ from typing import Any, Literal
 import tensorflow.compat.v1 as tf
 
 from towers import config as config_lib
-from towers import reads, structs, transfers
+from towers import structs, transfers
 from towers.graph import gradients, variables, weights
 from towers.graph.reduce import central, collective, packing
 
@@ -25,24 +25,18 @@ def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics
       seed: of the initial weights.
       statistics: how the towers' moving statistics become one.
     """
-    packs, bundles = weights.Packs(reads.once()), weights.Bundles()
+    carrier = weights.Carrier()
     place = variables.by_bytes(ps or [parameter_device])
 
     @contextlib.contextmanager
     def scope(tower: structs.Tower) -> Iterator[gradients.Own]:
-        def read(variable: tf.Variable) -> tf.Tensor:
-            return bundles.on(tower, variable, packs.on(tower.host, variable))
-
         def look(variable: tf.Variable) -> tf.Variable:
+            read = functools.partial(carrier.value, tower)
             return variables.view(variable, tower.devices[0], scope=f'{tower.scope}/read', read=read)
 
         with variables.seen_as(look) as localise:
             with _model_scope(tower, place, seed, localise):
-                yield gradients.Own(variables.original, functools.partial(piece, tower))
-
-    def piece(tower: structs.Tower, variable: tf.Variable) -> tf.Tensor | None:
-        own = bundles.piece(tower, variable)
-        return packs.packed(tower.host, variable) if own is None else own
+                yield gradients.Own(variables.original, functools.partial(carrier.piece, tower))
 
     def spread(totals: Sequence[structs.Sum], outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
         [total] = totals
@@ -71,6 +65,7 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
     """
     if ps:
         raise ValueError('--ps_hosts hold the variables of --strategy=parameter_server, got mirrored, which has copies on the towers.')
+    carrier = weights.Carrier()
 
     @contextlib.contextmanager
     def scope(tower: structs.Tower) -> Iterator[gradients.Own]:
@@ -82,7 +77,11 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
         def own(variable: tf.Variable) -> tf.Variable:
             return copies.get(variable.ref(), variable)
 
-        with variables.seen_as(lambda v: variables.view(own(v), tower.devices[0], scope=f'{tower.scope}/read', name=v.name)) as localise:
+        def look(variable: tf.Variable) -> tf.Variable:
+            read = None if variable.trainable else functools.partial(carrier.value, tower)
+            return variables.view(own(variable), tower.devices[0], scope=f'{tower.scope}/read', name=variable.name, read=read)
+
+        with variables.seen_as(look) as localise:
             with _model_scope(tower, place, seed, localise):
                 yield gradients.Own(lambda variable: own(variables.original(variable)))
 

@@ -100,7 +100,7 @@ def make(
     writes = [w for update in updates for w in update.state]
     counts = [count.step, count.examples, count.skipped, tf.get_default_graph().as_graph_element(count.global_step)]
     passes = _passes(gate)
-    sides = None if passes is None else _sides(passes)
+    sides = None if passes is None else _sides(passes, [count.skipped, *gate.first])
     seen = [value for value in report.values() if value.op.type != 'Const']
     readers = [*gate.first, *seen, *counts, *[w.value for w in writes], *(sides[:1] if sides else ())]
     if gate.noted is not None:
@@ -159,22 +159,27 @@ def _bad(gate: Gate) -> tf.Tensor:
     return tf.constant(0, tf.int64) if gate.finite is None else 1 - tf.cast(gate.finite, tf.int64)
 
 
-def _sides(passes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _sides(passes: tf.Tensor, first: Sequence[tf.Operation | tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
     """Two tensors of which only one lives: all that needs the other, by control edges too, does not run.
+
+    The second one comes after `first`, so it is the one sign that other machines need to do what there is to do on the closed side.
 
     `tf.cond` is made of the same operations, but carries each gradient and variable through one of its own: that takes
     longer to build and to run, and slots would be made inside a function.
     """
     with tf.name_scope(_GATE):
         switch = tf.raw_ops.Switch(data=passes, pred=passes)
-        return tf.identity(switch.output_true, name='opened'), tf.identity(switch.output_false, name='closed')
+        opened = tf.identity(switch.output_true, name='opened')
+        with tf.control_dependencies(first):
+            return opened, tf.identity(switch.output_false, name='closed')
 
 
 def _skipped(gate: Gate, count: Counters, closed: tf.Tensor) -> tf.Tensor:
     """The closed side, after what there is to do on it."""
-    with tf.control_dependencies([closed, count.skipped, *gate.first]), tf.name_scope(_GATE):
-        done = [] if gate.finite is None else [count.skipped_steps.assign_add(_bad(gate), read_value=False), *gate.otherwise()]
-        with tf.control_dependencies([*done, *_noted(gate, count.step, count.examples, count.skipped + _bad(gate), held_back=True)]):
+    with tf.control_dependencies([closed]), tf.name_scope(_GATE):
+        bad = _bad(gate)
+        done = [] if gate.finite is None else [count.skipped_steps.assign_add(bad, read_value=False), *gate.otherwise()]
+        with tf.control_dependencies([*done, *_noted(gate, count.step, count.examples, count.skipped + bad, held_back=True)]):
             return tf.identity(closed)
 
 

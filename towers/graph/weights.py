@@ -8,6 +8,22 @@ from towers import reads, structs, transfers
 from towers.graph.reduce import packing
 
 
+class Carrier:
+    """Brings the variables' values to the towers, once a step to each."""
+
+    def __init__(self) -> None:
+        self._packs, self._bundles = Packs(reads.once()), Bundles()
+
+    def value(self, tower: structs.Tower, variable: tf.Variable) -> tf.Tensor:
+        """A variable's value on the device of a tower, or where it comes from to that one alone."""
+        return self._bundles.on(tower, variable, self._packs.on(tower.host, variable))
+
+    def piece(self, tower: structs.Tower, variable: tf.Variable) -> tf.Tensor | None:
+        """A variable's value on a tower or its machine, where it came with others."""
+        own = self._bundles.piece(tower, variable)
+        return self._packs.packed(tower.host, variable) if own is None else own
+
+
 class Packs:
     """Brings the variables' values to machines, once to each.
 

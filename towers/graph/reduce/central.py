@@ -6,6 +6,7 @@ crosses for each sum and machine, whatever its number of towers.
 
 import collections
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -16,6 +17,7 @@ from towers import structs, transfers
 from towers.graph.reduce import packing
 
 Machines: TypeAlias = Mapping[str, Sequence[int]]  # a machine's CPU -> the places of its towers
+Target: TypeAlias = tuple[str, str, int]  # of a write: variable, kind, and how many there were before of the same
 
 
 def total(
@@ -43,24 +45,30 @@ def total(
         columns = [
             [None] * len(outputs) if index in made else [output.gradients[index] for output in outputs] for index in range(len(variables))
         ]
+        examples = _total(_over_machines([[output.examples for output in outputs]], [device], machines)[0])
         losses = [_weighted_loss(output) for output in outputs]
+        weights = [tf.constant(1.0)] if normalised(outputs) else [output.weight for output in outputs]
+        means, sums = _means(outputs, examples, statistics), _sums([output.metrics for output in outputs])
+        written = [write.variable.device or device for target, write in _by_target(outputs[0].state).items() if target in means]
         if machines:
-            columns = _over_machines(columns, variables, devices, machines)
+            places = [*devices, device, device, *written, *[device] * len(sums)]
+            columns = _over_machines([*columns, losses, weights, *means.values(), *sums], places, machines, variables)
         else:
             *columns, losses = _together([*columns, losses], [*devices, device], outputs)
+            columns += [losses, weights, *_together(list(means.values()), written, outputs), *sums]
         gradients = []
-        for index, (column, variable, place) in enumerate(zip(columns, variables, devices, strict=True)):
+        for index, (variable, place) in enumerate(zip(variables, devices, strict=True)):
             with tf.name_scope(variable.op.name), tf.device(place):
-                gradients.append(made[index] if index in made else add(column, variable))
-        examples = _total([output.examples for output in outputs], machines)
+                gradients.append(made[index] if index in made else add(columns[index], variable))
+        losses, weights, *rest = columns[len(variables) :]
         return structs.Sum(
             gradients=tuple(gradients),
             variables=variables,
-            weight=tf.constant(1.0) if normalised(outputs) else _total([output.weight for output in outputs], machines),
-            loss=_total(losses, machines),
-            state=_state(outputs, examples, statistics, machines, device),
+            weight=_total(weights),
+            loss=_total(losses),
+            state=_state(outputs[0], dict(zip(means, rest, strict=False))),
             examples=examples,
-            metrics=add_metrics([output.metrics for output in outputs], machines),
+            metrics=_metrics(outputs[0].metrics, rest[len(means) :]),
         )
 
 
@@ -107,25 +115,37 @@ def _brought(gradients: Sequence[structs.Gradient], source: str, target: str) ->
 
 
 def _over_machines(
-    columns: Sequence[Sequence[structs.Gradient]], variables: Sequence[tf.Variable], devices: Sequence[str], machines: Machines
-) -> list[list[structs.Gradient]]:
-    """For each variable the sums over each machine's towers, small ones packed for their way to `devices`; None = no gradient."""
-    found: list[list[structs.Gradient]] = [[] for _ in variables]
+    columns: Sequence[Sequence[Any]], devices: Sequence[str], machines: Machines, variables: Sequence[tf.Variable] = ()
+) -> list[list[Any]]:
+    """For each column, one tensor from each tower, the sums over each machine's towers, small ones packed for their way to `devices`.
+
+    The first columns are the gradients of `variables`; None = no gradient. Of the others those stay as they are whose sum is known.
+    """
+    known = {index for index, column in enumerate(columns) if index >= len(variables) and _known(column) is not None}
+    found: list[list[Any]] = [list(column) if index in known or not machines else [] for index, column in enumerate(columns)]
     for host, places in machines.items():
         small: dict[str, list[int]] = {}
-        for index, (column, variable) in enumerate(zip(columns, variables, strict=True)):
-            own = [column[place] for place in places]
-            with tf.name_scope(variable.op.name), tf.device(host):
-                partial: Any = add(own, variable) if any(gradient is not None for gradient in own) else None
+        for index in (index for index in range(len(columns)) if index not in known):
+            own = [columns[index][place] for place in places]
+            partial = _partial(own, host, variables[index] if index < len(variables) else None)
             found[index].append(partial)
             if packing.is_small(partial) and not transfers.same_machine(host, devices[index]):
-                small.setdefault(f'{devices[index]} {partial.dtype.name}', []).append(index)
+                small.setdefault(f'{transfers.name_of(devices[index])} {partial.dtype.name}', []).append(index)
         for indices in small.values():
             values: Any = [found[index][-1] for index in indices]
             values = packing.brought(values, host=host, device=devices[indices[0]])
             for index, value in zip(indices, values, strict=True):
                 found[index][-1] = value
     return found
+
+
+def _partial(own: Sequence[Any], host: str, variable: tf.Variable | None) -> Any:
+    """The sum over a machine's towers on its CPU; None where they have no gradient of the variable."""
+    if variable is None:
+        with tf.device(host):
+            return _add(own)
+    with tf.name_scope(variable.op.name), tf.device(host):
+        return add(own, variable) if any(gradient is not None for gradient in own) else None
 
 
 def add(gradients: Sequence[structs.Gradient], variable: tf.Variable) -> structs.Gradient:
@@ -150,30 +170,36 @@ def dense(gradient: tf.Tensor | tf.IndexedSlices, variable: tf.Variable) -> tf.T
     return tf.scatter_nd(rows, gradient.values, tf.shape(variable, out_type=tf.int64))
 
 
-def add_metrics(metrics: Sequence[Mapping[str, structs.Metric]], machines: Machines | None = None) -> dict[str, structs.Metric]:
-    """Metrics of several towers as one: their sums are added, on each of several `machines` first."""
-    return {
-        name: structs.Metric(
-            tuple(_total(list(parts), machines or {}) for parts in zip(*[m[name].sums for m in metrics], strict=True)), first.result
-        )
-        for name, first in metrics[0].items()
-    }
+def add_metrics(metrics: Sequence[Mapping[str, structs.Metric]]) -> dict[str, structs.Metric]:
+    """Metrics of several towers as one: their sums are added."""
+    return _metrics(metrics[0], _sums(metrics))
+
+
+def _sums(metrics: Sequence[Mapping[str, structs.Metric]]) -> list[list[tf.Tensor]]:
+    """The sums of all metrics, one column after the other."""
+    return [list(column) for name in metrics[0] for column in zip(*[m[name].sums for m in metrics], strict=True)]
+
+
+def _metrics(first: Mapping[str, structs.Metric], sums: Sequence[Sequence[tf.Tensor]]) -> dict[str, structs.Metric]:
+    """Metrics as those of the first tower, of the columns of `_sums`."""
+    totals = iter([_total(column) for column in sums])
+    return {name: structs.Metric(tuple(itertools.islice(totals, len(metric.sums))), metric.result) for name, metric in first.items()}
 
 
 def _add(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tensors[0] if len(tensors) == 1 else tf.add_n(tensors)
 
 
-def _total(tensors: Sequence[tf.Tensor], machines: Machines) -> tf.Tensor:
-    """The sum of one tensor of each tower."""
-    known: list[Any] = [tf.get_static_value(tensor) for tensor in tensors] if tensors[0].shape.rank == 0 else [None]
-    if all(value is not None for value in known):
-        return tf.constant(sum(known), tensors[0].dtype)
-    partial = list(tensors) if not machines else []
-    for host, places in machines.items():
-        with tf.device(host):
-            partial.append(_add([tensors[place] for place in places]))
-    return _add(partial)
+def _total(column: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The sum of a column, a constant where it is known, so that nothing crosses for it."""
+    known = _known(column)
+    return _add(column) if known is None else tf.constant(known, column[0].dtype)
+
+
+def _known(column: Sequence[tf.Tensor]) -> Any:
+    """The sum of scalars that are known; None where they aren't."""
+    values: list[Any] = [tf.get_static_value(tensor) for tensor in column] if column[0].shape.rank == 0 else [None]
+    return None if any(value is None for value in values) else sum(values)
 
 
 def _weighted_loss(output: structs.TowerOutput) -> tf.Tensor:
@@ -181,10 +207,8 @@ def _weighted_loss(output: structs.TowerOutput) -> tf.Tensor:
         return tf.math.multiply_no_nan(output.output.loss, output.weight)
 
 
-def _state(
-    outputs: Sequence[structs.TowerOutput], examples: tf.Tensor, statistics: str, machines: Machines, device: str
-) -> tuple[structs.StateWrite, ...]:
-    """One write for each of tower 0's, its value the towers' mean weighted by examples; what isn't a float is tower 0's.
+def _means(outputs: Sequence[structs.TowerOutput], examples: tf.Tensor, statistics: str) -> dict[Target, list[tf.Tensor]]:
+    """For each write of tower 0's that the towers share their part of its value, weighted by examples; one that isn't a float is tower 0's.
 
     Raises:
       ValueError: the towers write different variables.
@@ -199,23 +223,26 @@ def _state(
             )
     averaged = [target for target, write in towers[0].items() if write.value.dtype.is_floating and statistics == 'mean' and len(towers) > 1]
     shares = _shares(outputs, examples) if averaged else []
-    columns = [
-        [_part(output, writes[target].value, share) for output, writes, share in zip(outputs, towers, shares, strict=True)]
+    return {
+        target: [_part(output, writes[target].value, share) for output, writes, share in zip(outputs, towers, shares, strict=True)]
         for target in averaged
-    ]
-    devices = [device] * len(columns)
-    if machines:
-        columns = _over_machines(columns, [towers[0][target].variable for target in averaged], devices, machines)
-    else:
-        columns = _together(columns, devices, outputs)
-    means = {target: _add(column) for target, column in zip(averaged, columns, strict=True)}
-    return tuple(structs.StateWrite(write.variable, write.kind, means.get(target, write.value)) for target, write in towers[0].items())
+    }
 
 
-def _by_target(state: Sequence[structs.StateWrite]) -> dict[tuple[str, str, int], structs.StateWrite]:
+def _state(first: structs.TowerOutput, means: Mapping[Target, Sequence[tf.Tensor]]) -> tuple[structs.StateWrite, ...]:
+    """One write for each of tower 0's, its value the sum of a column where there is one, made beside the variable."""
+    made = []
+    for target, write in _by_target(first.state).items():
+        with tf.device(write.variable.device):
+            value = _add(means[target]) if target in means else write.value
+        made.append(structs.StateWrite(write.variable, write.kind, value))
+    return tuple(made)
+
+
+def _by_target(state: Sequence[structs.StateWrite]) -> dict[Target, structs.StateWrite]:
     """A tower's writes by variable, kind and how many there were before of the same."""
     seen: collections.Counter[tuple[str, str]] = collections.Counter()
-    found = {}
+    found: dict[Target, structs.StateWrite] = {}
     for write in state:
         key = (write.variable.op.name, write.kind)
         found[(*key, seen[key])] = write
