@@ -197,3 +197,25 @@ def test_small_tensors_cross_as_one(machines, link, strategy, most_in, most_out,
         assert counted(found, machine, out=True)[0] <= most_out and counted(found, machine, out=False)[0] <= most_in
         assert weights <= counted(found, machine, out=False)[1] < 1.2 * weights
     assert counted(found, 0, out=True)[0] <= first_out
+
+
+@harness.each_strategy
+def test_a_step_that_is_not_finite_is_held_back_and_kept_on_every_machine(machines, link, strategy):
+    def model(x, *, training):
+        return towers.ModelOutput(tf.reduce_mean(harness.variable('w', 2.0) * x))
+
+    values = np.ones(MACHINES * EACH, np.float32)
+    values[4] = np.nan
+    config = machines.config(n=EACH, global_batch_size=len(values), strategy=strategy, nan_policy='skip')
+    made = program.at(link.site(config), model, harness.rows(values), config)
+    with made.graph.as_default(), made.site.session(made.graph) as session:
+        for operation in (made.init, made.step.input.initializer, made.step.sync):
+            session.run(operation)
+        reports = [session.run([made.step.report, made.step.ops])[0] for _ in range(2)]
+        finding = made.recorder.find(session)
+        assert [(report['step'], report['skipped']) for report in reports] == [(0, 1), (0, 2)]
+        assert session.run(made.step.saved['w']) == 2
+    assert (
+        str(finding)
+        == 'on tower 4: the input holds 1 nan in 1 values, the first at [0]; the loss is nan; the gradient of w holds 1 nan in 1 values'
+    )
