@@ -41,6 +41,12 @@ class Watch:
     def step_ends(self, step):
         self.calls.append(f'step {step} ends')
 
+    def next_step_ends(self):
+        self.calls.append('next step ends')
+
+    def held_back(self):
+        self.calls.append('held back')
+
     def calls_hooks(self):
         self.calls.append('hooks')
 

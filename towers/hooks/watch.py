@@ -16,6 +16,12 @@ class Watch(Protocol):
     def step_ends(self, step: int) -> None:
         """The step ended, and the hooks are called."""
 
+    def next_step_ends(self) -> None:
+        """The step after the one before ended, a quiet one."""
+
+    def held_back(self) -> None:
+        """The step that ended last was none."""
+
     def calls_hooks(self) -> None:
         """The hooks are called, the user's first."""
 
@@ -31,8 +37,7 @@ class StepHook(tf.train.SessionRunHook):
         self._watch = watch
         self._seen = seen or looks.Looks()
         self._request = tf.train.SessionRunArgs(step)
-        self._step = 0
-        self.quiet_begins = watch.step_begins
+        self.quiet_begins, self.quiet_ends = watch.step_begins, watch.next_step_ends
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
         """Says that a step begins."""
@@ -42,17 +47,11 @@ class StepHook(tf.train.SessionRunHook):
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         """Says that it ended."""
         self._seen.fetched()
-        self._step = int(run_values.results)
-        self._watch.step_ends(self._step)
-
-    def quiet_ends(self) -> None:
-        """Says that the next step ended."""
-        self._step += 1
-        self._watch.step_ends(self._step)
+        self._watch.step_ends(int(run_values.results))
 
     def held_back(self, session: tf.Session) -> None:
         """Takes back that the step before was another one."""
-        self._step -= 1
+        self._watch.held_back()
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Says that the hooks are called."""

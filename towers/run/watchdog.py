@@ -141,7 +141,18 @@ class Watchdog(contextlib.AbstractContextManager):
         if self._done:
             self._secs.append(self._clock() - self._started)
         self._done += 1
-        self.enter(Part.HOOKS, step)
+        if step is not None:
+            self._step = step
+        self._part = Part.HOOKS
+        self._beat += 1
+
+    def next_step_ends(self) -> None:
+        """Says that the step after the last one ended; for fast steps, of which it is called for each."""
+        self.step_ends(self._step + 1)
+
+    def held_back(self) -> None:
+        """Says that the step that ended last was none."""
+        self._step -= 1
 
     def calls_hooks(self) -> None:
         """Says that hooks are called, which may take long for reasons of their own."""
