@@ -3,6 +3,6 @@
 They import the zoo as `scripts.models`, since the name `models` may be that of a user's own folder.
 """
 
-import pathlib
+import os
 
-__path__.append(str(pathlib.Path(__file__).resolve().parent.parent))
+__path__.append(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))

@@ -102,10 +102,12 @@ def dataset(index: Index, form: Form, *, seed: int | None) -> tf.data.Dataset:
     read = reader(index, form)
     name = _namer(index)
 
+    @splits.as_it_is
     def one(number: tf.Tensor) -> tf.data.Dataset:
         failed = (number, tf.zeros([0, 0, form.shape[2]], tf.uint8), tf.constant(-1, tf.int64))
         return read(number).ignore_errors().concatenate(tf.data.Dataset.from_tensors(failed)).take(1)
 
+    @splits.as_it_is
     def example(number: tf.Tensor, image: tf.Tensor, label: tf.Tensor) -> dict[str, tf.Tensor]:
         in_range = tf.logical_and(label >= 0, label < form.classes)
         good = tf.logical_and(tf.reduce_all(tf.equal(tf.shape(image), form.shape)), in_range)

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 T = TypeVar('T')
 
+as_it_is = tf.autograph.experimental.do_not_convert  # what is made of graph operations alone needs no rewriting, which writes files
 _BLOCK = 256  # examples made at once, which costs a sixth of making them one by one
 
 
@@ -63,7 +64,7 @@ def made(make: Callable[[tf.Tensor], Any], examples: int, *, seed: int | None) -
     a flat_map, which never reads ahead: a position saved by something that does forgets the end of the pass.
 
     Args:
-      make: function from numbers, int64 [n], to examples [n, ...] of any structure; without state.
+      make: function from numbers, int64 [n], to examples [n, ...] of any structure; without state, and of graph operations as they are.
       examples: how many there are.
       seed: of the order.
     """
@@ -71,8 +72,9 @@ def made(make: Callable[[tf.Tensor], Any], examples: int, *, seed: int | None) -
     firsts = tf.data.Dataset.range(0, examples, _BLOCK)
     if seed is not None:
         keys = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2, drop_remainder=True).take(1)
-        firsts = keys.flat_map(lambda key: firsts.map(lambda first: (first, key)))
+        firsts = keys.flat_map(as_it_is(lambda key: firsts.map(lambda first: (first, key))))
 
+    @as_it_is
     def block(first: tf.Tensor, *key: tf.Tensor) -> tf.data.Dataset:
         numbers = tf.range(first, tf.minimum(first + _BLOCK, last + 1))
         return tf.data.Dataset.from_tensor_slices(make(tf.random.experimental.index_shuffle(numbers, *key, last) if key else numbers))

@@ -45,7 +45,7 @@ def load(
 
 def _dataset(decode: functools.partial, *, first: int, examples: int, seed: int | None) -> tf.data.Dataset:
     numbers = splits.order(examples, seed=seed)
-    made = numbers.map(lambda number: decode(first + number), num_parallel_calls=tf.data.AUTOTUNE)
+    made = numbers.map(splits.as_it_is(lambda number: decode(first + number)), num_parallel_calls=tf.data.AUTOTUNE)
     return made.apply(tf.data.experimental.assert_cardinality(examples))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from . import encoded
+from . import encoded, splits
 
 
 def faults(index: encoded.Index, form: encoded.Form) -> dict[int, str]:
@@ -19,7 +19,7 @@ def faults(index: encoded.Index, form: encoded.Form) -> dict[int, str]:
     with tf.Graph().as_default():
         read = encoded.reader(index, form)
         every = tf.data.Dataset.range(len(index)).interleave(
-            lambda number: read(number).map(lambda number, image, label: (number, tf.shape(image), label)).ignore_errors(),
+            splits.as_it_is(lambda number: read(number).map(lambda number, image, label: (number, tf.shape(image), label)).ignore_errors()),
             cycle_length=16,
             num_parallel_calls=tf.data.AUTOTUNE,
             deterministic=False,
@@ -27,7 +27,7 @@ def faults(index: encoded.Index, form: encoded.Form) -> dict[int, str]:
         iterator = tf.data.make_initializable_iterator(every.batch(1024).prefetch(2))
         batch = iterator.get_next()
         which = tf.placeholder(tf.int64, [])
-        alone = tf.data.make_initializable_iterator(tf.data.Dataset.from_tensors(which).flat_map(read))
+        alone = tf.data.make_initializable_iterator(tf.data.Dataset.from_tensors(which).flat_map(splits.as_it_is(read)))
         one = alone.get_next()
         with tf.Session() as session:
             session.run(iterator.initializer)

@@ -216,7 +216,7 @@ def _sharded(
         with tf.device(tower.host):
             dataset = on(tower)
             static = _nest.flatten(dataset.element_spec[1])[0].shape.as_list()[0]
-            own = prefetched(dataset.map(splitting.slicer(tower.index, len(towers)), num_parallel_calls=1), prefetch)
+            own = prefetched(dataset.map(passes.as_it_is(splitting.slicer(tower.index, len(towers))), num_parallel_calls=1), prefetch)
             if ahead:
                 own = own.apply(tf.data.experimental.prefetch_to_device(tower.devices[0], _ON_DEVICE))
         with tf.device(tower.devices[0] if ahead else tower.host):

@@ -5,6 +5,7 @@ two steps nothing is lost: the work sees the request after the step in flight an
 that waits for ever) can't see it, so the process leaves without saving.
 """
 
+import contextlib
 import logging as standard_logging
 import multiprocessing
 import os
@@ -113,6 +114,7 @@ def leave(code: int, close: Callable[[], None] | None = None) -> None:
     if close is not None:
         within(_CLOSE_SECS, close)
     within(1.0, _flush)
+    within(1.0, _remove_sources)
     os._exit(code)
 
 
@@ -125,6 +127,14 @@ def within(secs: float, work: Callable[[], object]) -> bool:
     thread.start()
     thread.join(secs)
     return not thread.is_alive()
+
+
+def _remove_sources() -> None:
+    """Removes what TensorFlow wrote of a user's functions that it converted; it does so itself at the end of the interpreter only."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith('__autograph_generated_file') and module.__file__:
+            with contextlib.suppress(OSError):
+                os.unlink(module.__file__)
 
 
 def _flush() -> None:
