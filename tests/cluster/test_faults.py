@@ -89,6 +89,7 @@ def test_a_frozen_worker_is_noticed_and_goes_on(machines, training, whole):
 def test_a_killed_master_is_waited_for_on_the_same_ports(machines, training, whole):
     training.start()
     training.wait_for_step(14)
+    training.command.wait_for('Saved checkpoint')  # the step behind it may be made before it is written
     training.command.send(signal.SIGKILL)
     starter.wait_for(lambda: all('no sign of life of the master' in command.text() for command in machines.commands), 15)
     training.start()
