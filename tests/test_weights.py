@@ -11,7 +11,10 @@ TOWERS = [structs.Tower(index, (f'{machine}/cpu:0',), f'{machine}/cpu:0') for in
 
 
 def arrivals(place):
-    """For each machine the tensors that come to it, where each tower reads some small variables and a large one, on device `place`."""
+    """For each machine the number of tensors that come to it, and how many of the large ones go behind packs.
+
+    Each tower reads some small variables and a large one, which are on device `place`.
+    """
     strategy = strategies.parameter_server(parameter_device=place, seed=1)
     with tf.Graph().as_default() as graph:
         for tower in TOWERS:
@@ -23,7 +26,10 @@ def arrivals(place):
     for operation in graph.get_operations():
         own = task(operation.device)
         found.get(own, set()).update(tensor.name for tensor in operation.inputs if tensor.device and task(tensor.device) != own)
-    return [len(found[machine]) for machine in MACHINES]
+    packs = {name.partition(':')[0] for tensors in found.values() for name in tensors if 'packed' in name}
+    large = {graph.get_operation_by_name(name.partition(':')[0]) for tensors in found.values() for name in tensors if 'large' in name}
+    behind = sum(any(before.name in packs for before in read.control_inputs) for read in large)
+    return [len(found[machine]) for machine in MACHINES], behind
 
 
 def task(device):
@@ -37,4 +43,4 @@ def task(device):
     ids=['on the first machine', 'on a master of its own'],
 )
 def test_small_weights_come_together_once_it_is_known_which_are_read(place, expected):
-    assert arrivals(place) == expected
+    assert arrivals(place) == (expected, 2)

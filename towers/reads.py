@@ -1,6 +1,6 @@
 """Reads of variables, and values brought from one device to another, as few as will do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -11,15 +11,16 @@ def read(variable: tf.Variable) -> tf.Tensor:
         return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype.base_dtype, name='read')
 
 
-def once() -> Callable[[tf.Variable, str], tf.Tensor]:
-    """A function that brings a variable's value to a device, once for all who ask for it there."""
+def once() -> Callable[..., tf.Tensor]:
+    """A function that brings a variable's value to a device, once for all who ask for it there, and not before what is given as `after`."""
     here: dict[tuple[str, str], tf.Tensor] = {}
 
-    def bring(variable: tf.Variable, device: str) -> tf.Tensor:
+    def bring(variable: tf.Variable, device: str, after: Sequence[tf.Tensor] = ()) -> tf.Tensor:
         key = (variable.handle.name, device)
         if key not in here:
             with tf.control_dependencies(None), tf.name_scope(f'read/{variable.op.name}/'), tf.device(None), tf.device(device):
-                value = read(variable)
+                with tf.control_dependencies(after):
+                    value = read(variable)
                 here[key] = value if device == variable.device else tf.identity(value, name='to_machine')
         return here[key]
 

@@ -31,21 +31,26 @@ class Packs:
     towers of a machine have been built, so each comes by itself to the first machine, unless that one holds them.
     """
 
-    def __init__(self, bring: Callable[[tf.Variable, str], tf.Tensor]) -> None:
+    def __init__(self, bring: Callable[..., tf.Tensor]) -> None:
         self._bring = bring
         self._read: dict[str, dict[str, tf.Variable]] = {}  # by machine, the small ones that its towers read
-        self.pieces: dict[str, dict[str, tf.Tensor]] = {}  # by machine, what came packed
+        self._packed: dict[str, dict[str, list[tf.Tensor]]] = {}  # by machine, the packs that go to it, by device
+        self.pieces: dict[str, dict[str, tf.Tensor]] = {}  # by machine, what came in them
 
     def on(self, host: str, variable: tf.Variable) -> tf.Tensor:
         """A variable's value on the CPU of a machine, or where the variable is, if that is the same machine."""
+        if host not in self._read:
+            self.pieces[host], self._packed[host] = _together(next(iter(self._read.values()), {}), host)
+            self._read[host] = {}
         if packing.is_small(variable):
-            if host not in self._read:
-                self.pieces[host] = _together(next(iter(self._read.values()), {}), host)
-                self._read[host] = {}
             self._read[host][variable.handle.name] = variable
         piece = self.packed(host, variable)
-        is_near = transfers.same_machine(host, variable.device)
-        return self._bring(variable, variable.device if is_near else host) if piece is None else piece
+        if piece is not None:
+            return piece
+        if transfers.same_machine(host, variable.device):
+            return self._bring(variable, variable.device)
+        # Behind the small ones, which most layers need: being packed they would be last, and a network carries one message at a time.
+        return self._bring(variable, host, self._packed[host].get(variable.device, ()))
 
     def packed(self, host: str, variable: tf.Variable) -> tf.Tensor | None:
         """A variable's value on a machine, where it came with others."""
@@ -102,15 +107,21 @@ def _together_from(values: Mapping[str, tf.Tensor], target: str) -> Iterator[tup
         yield from ((source, [names[place] for place in places]) for places in groups if len(places) > 1)
 
 
-def _together(read: Mapping[str, tf.Variable], host: str) -> dict[str, tf.Tensor]:
-    """The values of variables on a machine, by the names of their handles; one tensor crosses from each device that holds several."""
+def _together(read: Mapping[str, tf.Variable], host: str) -> tuple[dict[str, tf.Tensor], dict[str, list[tf.Tensor]]]:
+    """The values of variables on a machine, by the names of their handles, and the packs that bring them, by the device that they are on."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, variable in read.items():
         if not transfers.same_machine(host, variable.device):
             groups.setdefault((variable.device, variable.dtype.base_dtype.name), []).append(name)
     found: dict[str, tf.Tensor] = {}
+    packs: dict[str, list[tf.Tensor]] = {}
     with tf.control_dependencies(None), tf.name_scope('read/packed/'), tf.device(None):
         for (device, _), names in groups.items():
             if len(names) > 1:
-                found.update(zip(names, packing.brought([reads.read(read[name]) for name in names], host=device, device=host), strict=True))
-    return found
+                with tf.device(device):
+                    values = [reads.read(read[name]) for name in names]
+                    flat = packing.packed(values)
+                with tf.device(host):
+                    found.update(zip(names, packing.unpacked(flat, values), strict=True))
+                packs.setdefault(device, []).append(flat)
+    return found, packs
