@@ -108,7 +108,7 @@ def _together_from(values: Mapping[str, tf.Tensor], target: str) -> Iterator[tup
 
 
 def _together(read: Mapping[str, tf.Variable], host: str) -> tuple[dict[str, tf.Tensor], dict[str, list[tf.Tensor]]]:
-    """The values of variables on a machine, by the names of their handles, and the packs that bring them, by the device that they are on."""
+    """The values of variables on a machine, by the names of their handles, and the packs that bring them, by the device that makes them."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, variable in read.items():
         if not transfers.same_machine(host, variable.device):
