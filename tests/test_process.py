@@ -1,12 +1,18 @@
+import contextlib
+import gc
 import json
 import pathlib
 import subprocess
 import sys
 
+import harness
 import pytest
+import tensorflow.compat.v1 as tf
 
+import towers
 from towers import config
 from towers.graph import devices
+from towers.jobs import program
 from towers.run import process
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -101,3 +107,21 @@ def test_a_process_has_the_threads_it_was_given():
     few, more = threads_of(1, 1), threads_of(3, 6)
     assert more[0] - few[0] == 5
     assert more[1] - few[1] == 2
+
+
+@pytest.mark.parametrize('is_on', [True, False])
+@pytest.mark.parametrize('is_wrong', [False, True])
+def test_nobody_looks_for_garbage_while_a_graph_is_built(is_on, is_wrong):
+    seen, was_on = [], gc.isenabled()
+
+    def model(batch, *, training):
+        seen.append(gc.isenabled())
+        return None if is_wrong else towers.ModelOutput(tf.reduce_mean(batch * harness.variable('w', 1.0)))
+
+    try:
+        (gc.enable if is_on else gc.disable)()
+        with pytest.raises(ValueError, match='must return a towers.ModelOutput') if is_wrong else contextlib.nullcontext():
+            program.make(model, harness.numbers(1, 2), harness.config())
+        assert gc.isenabled() == is_on and seen == [False]
+    finally:
+        (gc.enable if was_on else gc.disable)()

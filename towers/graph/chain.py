@@ -7,6 +7,7 @@ variables are cast back only when they are applied. A link makes the same number
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -14,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import config as config_lib
-from towers import structs
+from towers import reads, structs
 
 Link: TypeAlias = Callable[[structs.Sum], structs.Sum]
 
@@ -114,10 +115,11 @@ def _with_penalties(totals: Sequence[structs.Sum], penalties: Sequence[tf.Tensor
         wholes = []
         for total in totals:
             triples = zip(total.gradients, total.variables, slopes, strict=True)
-            gradients, squares = zip(*[_penalised(*triple, l2) for triple in triples], strict=True)
+            factor = functools.cache(functools.partial(_constant, l2))
+            gradients, halves = zip(*[_penalised(*triple, factor if l2 else None) for triple in triples], strict=True)
             wholes.append(dataclasses.replace(total, gradients=gradients))
-            if total is first:
-                terms.extend(square for square in squares if square is not None)
+            if total is first and l2:
+                terms.append(l2 * tf.add_n(halves))
         _warn_of_dense(first, wholes[0])
         return wholes, tf.add_n(terms)
 
@@ -228,15 +230,20 @@ def _sum_rows(gradient: structs.Gradient) -> structs.Gradient:
 
 
 def _penalised(
-    gradient: structs.Gradient, variable: tf.Variable, slope: structs.Gradient, l2: float
+    gradient: structs.Gradient, variable: tf.Variable, slope: structs.Gradient, l2: Callable[[str, tf.DType], tf.Tensor] | None
 ) -> tuple[structs.Gradient, tf.Tensor | None]:
-    """The gradient with the penalties' slope and l2 * v added, and the penalty l2 * sum(v^2) / 2; None where l2 is 0."""
+    """The gradient with the penalties' slope and l2 * v added, and sum(v^2) / 2; `l2` gives its factor on a device, in a type."""
     with tf.device(variable.device):
         added = _add(gradient, slope)
-        if not l2:
+        if l2 is None:
             return added, None
-        value = at_least_fp32(variable.read_value())
-        return _add(added, l2 * value), l2 * tf.cast(tf.nn.l2_loss(value), tf.float32)
+        value = at_least_fp32(reads.read(variable))
+        return _add(added, l2(variable.device, value.dtype) * value), tf.cast(tf.nn.l2_loss(value), tf.float32)
+
+
+def _constant(value: float, device: str, dtype: tf.DType) -> tf.Tensor:
+    with tf.device(None), tf.device(device):
+        return tf.constant(value, dtype)
 
 
 def at_least_fp32(values: tf.Tensor) -> tf.Tensor:

@@ -71,7 +71,8 @@ def find(graph: tf.Graph, proto: tf.ConfigProto) -> list[Moved]:
     with tf.Graph().as_default(), tf.Session(config=options) as session:
         devices = [tf.DeviceSpec.from_string(device.name) for device in session.list_devices()]
     operations = graph.get_operations()
-    names = {operation.name for operation in operations if operation.device and not _exists(operation.device, devices)}
+    missing = {name for name in {operation.device for operation in operations} if name and not _exists(name, devices)}
+    names = {operation.name for operation in operations if operation.device in missing}
     if any(device.device_type == 'GPU' for device in devices):
         names |= _without_kernel(graph.as_graph_def(), options, names)
     return [Moved(op.name, op.type, op.device, errors.source_line(op)) for op in operations if op.name in names and op.device]

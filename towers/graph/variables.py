@@ -99,12 +99,13 @@ def seen_as(look: Callable[[tf.Variable], tf.Variable]) -> Iterator[Localise]:
     def localise(variable: tf.Variable) -> tf.Variable:
         if variable.ref() not in looks:
             looks[variable.ref()] = look(variable)
-            collection[:] = [looks.get(v.ref(), v) for v in collection]
+            if variable.trainable:
+                collection[:] = [looks.get(v.ref(), v) for v in collection]
         return looks[variable.ref()]
 
     canonical = list(collection)
-    for variable in canonical:
-        localise(variable)
+    looks.update((variable.ref(), look(variable)) for variable in canonical)
+    collection[:] = [looks[variable.ref()] for variable in canonical]
     try:
         yield localise
     finally:

@@ -13,7 +13,7 @@ from towers import randomness, reads, structs
 from towers.graph import averages, build, chain, finite, initial, marks, moved, optimizers, schedules, standing, strategies, train_step
 from towers.graph.reduce import central
 from towers.jobs import connecting, feeding
-from towers.run import flight, session_config
+from towers.run import flight, process, session_config
 
 DEFAULT_STEPS, _IMAGES = 400, 3
 _SUMMARIES = 'summaries/'  # entered again
@@ -98,7 +98,7 @@ def at(
 ) -> Program:
     """Builds the training graph of `model` on every tower of a site; see `make`."""
     graph, placement, extras = tf.Graph(), site.placement, extras or Extras()
-    with graph.as_default(), tf.device(placement.parameter_device):
+    with graph.as_default(), tf.device(placement.parameter_device), process.uncollected():
         tf.set_random_seed(config.seed)
         count = train_step.counters(placement.parameter_device)
         source = feeding.source(dataset, config, site, shard_examples=extras.shard_examples)

@@ -197,7 +197,7 @@ def opened(
     """
     around = around or run_hooks.Around()
     step, model_dir = made.step, str(config.model_dir)
-    with made.graph.as_default(), tf.device(made.placement.parameter_device):
+    with made.graph.as_default(), tf.device(made.placement.parameter_device), process.uncollected():
         keeper = saver.Saver(step.saved, step.input, config=config, model_dir=model_dir, facts=saver.Facts(claim.facts, claim.check))
         starter = starting.Starter(made, claim, config)
     with contextlib.ExitStack() as closing:

@@ -3,9 +3,12 @@
 TensorFlow makes its GPU devices and its pools of threads once in a process, and ignores what later sessions ask for.
 """
 
+import contextlib
+import gc
 import os
 import threading
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -20,6 +23,22 @@ _GPUS = (
     'towers_per_gpu', 'gpu_allow_growth', 'gpu_memory_fraction', 'gpu_memory_limit_mb', 'gpu_allocator',
     'gpu_thread_mode', 'gpu_thread_count',
 )  # fmt: skip
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """While a graph is built Python does not look for garbage in cycles.
+
+    A full look goes through all of TensorFlow's modules and all operations that there are, and finds next to nothing: two of them took
+    a tenth of the time to the first step of ResNet-50 on 4 towers.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Owner:
