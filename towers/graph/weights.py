@@ -116,12 +116,11 @@ def _together(read: Mapping[str, tf.Variable], host: str) -> tuple[dict[str, tf.
     found: dict[str, tf.Tensor] = {}
     packs: dict[str, list[tf.Tensor]] = {}
     with tf.control_dependencies(None), tf.name_scope('read/packed/'), tf.device(None):
-        for (device, _), names in groups.items():
-            if len(names) > 1:
-                with tf.device(device):
-                    values = [reads.read(read[name]) for name in names]
-                    flat = packing.packed(values)
-                with tf.device(host):
-                    found.update(zip(names, packing.unpacked(flat, values), strict=True))
-                packs.setdefault(device, []).append(flat)
+        for device, names in [(device, names) for (device, _), names in groups.items() if len(names) > 1]:
+            with tf.device(device):
+                values = [reads.read(read[name]) for name in names]
+                flat = packing.packed(values)
+            with tf.device(host):
+                found.update(zip(names, packing.unpacked(flat, values), strict=True))
+            packs.setdefault(device, []).append(flat)
     return found, packs
