@@ -17,6 +17,7 @@ SILENT_SECS = 7.0  # without a beat a worker takes the master for gone
 _TRY_SECS = 3.0
 _LATELY_SECS = 30.0
 _LAST_SECS = 120.0  # for a task to take the message that the run is over, after it found its server broken and began anew too
+_NEW_SECS = 10.0  # for one that never answered, as it has only just come
 _GONE_SECS = 20.0  # in which one that begins anew listens again
 MASTER, BEAT, OVER = 'master', 'beat', 'over'
 
@@ -72,17 +73,17 @@ class Pulse(contextlib.AbstractContextManager):
                 self._ends.wait(max(0.05, BEAT_SECS - (time.monotonic() - started)))
             # One that answered lately may be too busy for each beat, or find its server broken and begin anew.
             is_there = time.monotonic() - self._answered.get(task, float('-inf')) < _LATELY_SECS
-            if self._over and is_there:
-                _tell(task, writer, {**self._orders(number + 1), OVER: True})
+            if self._over and (is_there or _listens(task)):
+                _tell(task, writer, {**self._orders(number + 1), OVER: True}, _LAST_SECS if is_there else _NEW_SECS)
 
     def _orders(self, number: int) -> Mapping[str, Any]:
         return {MASTER: self._life, BEAT: number}
 
 
-def _tell(task: spec.Task, writer: board.Board, orders: Mapping[str, Any]) -> None:
-    """Gives a task its last orders, until it takes them, nobody has listened at its address for a while, or time is up."""
+def _tell(task: spec.Task, writer: board.Board, orders: Mapping[str, Any], secs: float) -> None:
+    """Gives a task its last orders, until it takes them, nobody has listened at its address for a while, or `secs` are over."""
     began = listened = time.monotonic()
-    while time.monotonic() < min(began + _LAST_SECS, listened + _GONE_SECS):
+    while time.monotonic() < min(began + secs, listened + _GONE_SECS):
         with contextlib.suppress(tf.errors.OpError):
             return writer.write(board.ORDERS, orders)
         listened = time.monotonic() if _listens(task) else listened

@@ -72,6 +72,10 @@ class CheckpointHook(every.TimedHook):
         del coord
         self._saver.prepare(session)
 
+    def owes(self) -> None:
+        """Says that the session began behind the newest checkpoint, so that there is something to save before any step."""
+        self._stepped = True
+
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         """Saves when it is due."""
         step = int(run_values.results)

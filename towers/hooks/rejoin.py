@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
+from absl import logging
 
 _LOOK_SECS = 1.0
 
@@ -36,5 +37,6 @@ class RejoinHook(tf.train.SessionRunHook):
             self._since = None
         elif self._since is None:
             self._since = self._saved()
+            logging.info('A machine is back; it takes part from the next checkpoint on.')
         elif self._saved() > self._since:
             raise Rejoin

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -25,6 +25,7 @@ _PATIENCE, _RECOVERY_SECS = 1.5, 30.0
 _SESSION_SECS = 10.0  # one attempt to make a session
 _CONNECT_SECS = 120.0  # all of them
 _ANSWER_SECS = 3.0
+_SAVING_SECS = 15.0  # for a session, where the run is to stop
 _CHANNELS = 4  # connections to each machine: one alone does not fill a fast network
 
 
@@ -77,8 +78,15 @@ def fixed(config: config_lib.Config) -> config_lib.Config:
     Raises:
       ValueError: the learning rate would change with the number of machines.
     """
-    if config.min_workers is None:
-        return config
+    return config if config.min_workers is None else whole(config)
+
+
+def whole(config: config_lib.Config) -> config_lib.Config:
+    """The configuration with the global batch of all its machines, however many are there.
+
+    Raises:
+      ValueError: the learning rate would change with the number of machines.
+    """
     if config.lr_scaling != 'none':
         raise ValueError(
             f'--min_workers={config.min_workers} keeps the numbers when machines are lost, got --lr_scaling={config.lr_scaling}, which '
@@ -140,18 +148,22 @@ class Link:
     def back(self) -> None:
         """Waits until all tasks answer, and a session with all of them can be made.
 
-        Workers that do not come back within `worker_grace_secs` are left out where `min_workers` others are there.
+        Workers that were left out before and are back take part. Those that do not come back within `worker_grace_secs` are left
+        out where `min_workers` others are there, and where the run is to stop and any is there, to save.
 
         Raises:
           ClusterError: a task that is needed does not come back.
           ValueError: one is of another run, or has other versions.
         """
         found, silent = readiness.answers(self._there(), self._config.worker_grace_secs, self._stop)
-        if silent and not self._stop.is_set():
+        if returned := [task for task in self._dropped if self._pulse.answers(task)]:
+            self._take_in(returned)
+        if silent:
             self._drop(silent)
         readiness.require(found, self._card)
         self._cards.update(found)
-        if not readiness.retried(self._list, _CONNECT_SECS, self._stop) and not self._stop.is_set():
+        limit = (_SAVING_SECS, threading.Event()) if self._stop.is_set() else (_CONNECT_SECS, self._stop)
+        if not readiness.retried(self._list, *limit) and not self._stop.is_set():
             raise spec.ClusterError('All tasks answer, but no session over all of them could be made.')
 
     def rejoin(self) -> None:
@@ -160,7 +172,10 @@ class Link:
         Raises:
           ValueError: one is of another run, or has other versions.
         """
-        found, _ = readiness.answers(tuple(self._dropped), _ANSWER_SECS, self._stop)
+        self._take_in(tuple(self._dropped))
+
+    def _take_in(self, tasks: Sequence[spec.Task]) -> None:
+        found, _ = readiness.answers(tasks, _ANSWER_SECS, self._stop)
         readiness.require(found, self._card)
         self._cards.update(found)
         self._dropped -= found.keys()
@@ -177,10 +192,15 @@ class Link:
         """Leaves tasks out that did not come back, where that is allowed."""
         names = '; '.join(f'{task} ({why})' for task, why in silent.items())
         left = [task for task in self._cluster.workers if task not in silent and task not in self._dropped]
-        least = self._config.min_workers
+        stops = self._stop.is_set()
+        least = 1 if stops else self._config.min_workers
         if least is None or len(left) < least or any(task.job != 'worker' for task in silent):
-            raise spec.ClusterError(f'Not back within {self._config.worker_grace_secs:g} s (--worker_grace_secs): {names}.')
-        logging.warning('Going on with %d machines, until the others are back: without %s.', len(left), names)
+            if stops:
+                raise spec.ClusterError(f'Stopped while machines were waited for without which nothing can be saved: {names}.')
+            left_of = '' if least is None else f' {len(left)} are left, of --min_workers={least}.'
+            raise spec.ClusterError(f'Not back within {self._config.worker_grace_secs:g} s (--worker_grace_secs): {names}.{left_of}')
+        text = 'Saving with %d machines, without %s.' if stops else 'Going on with %d machines, until the others are back: without %s.'
+        logging.warning(text, len(left), names)
         self._dropped |= silent.keys()
 
     def finish(self) -> None:

@@ -127,7 +127,7 @@ def _say(error: Exception, step: int) -> None:
 
 def _count(config: config_lib.Config, count: int, old: int, new: int) -> None:
     """Says where the run goes on, in the log and in TensorBoard."""
-    logging.warning('All tasks are there; recovery %d: from step %d the run goes on at step %d.', count, old, new)
+    logging.warning('Recovery %d: from step %d the run goes on at step %d.', count, old, new)
     events = writers.EventWriter(str(config.model_dir))
     events.scalars(new, {'cluster/recoveries': count})
     events.close()

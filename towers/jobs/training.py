@@ -138,7 +138,9 @@ def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
 
 
 def _attempt(job: _Job, claim: run_directory.Claim, stop_event: threading.Event, site: connecting.Site) -> recovering.Reached:
-    """Trains on a site, from the newest checkpoint on."""
+    """Trains on a site, from the newest checkpoint on; where the run is to stop it saves what a lost session has left."""
+    if stop_event.is_set() and job.progress.first is not None:
+        job = dataclasses.replace(job, config=connecting.whole(job.config))  # machines may be missing
     claim = dataclasses.replace(claim, found=claim.newest())
     facts = claim.found.manifest.semantics if claim.found else {}
     extras = program.Extras(job.optimizer, shard_examples=meaning.shard_examples(facts, job.config))
@@ -159,7 +161,7 @@ def _train(job: _Job, made: program.Program, claim: run_directory.Claim, stop_ev
             manifest.write(job.model_dir, dataclasses.replace(found.manifest, final=True))
         job.progress.begins(found.step)
         return reached
-    if stop_event.is_set():  # while the graph was built
+    if stop_event.is_set() and job.progress.first is None:  # while the graph was built; later there is something to save
         return dataclasses.replace(reached, stopped_by='signal')
     job.progress.step = lambda: reached.step
     job.member.follow(job.progress.step)
@@ -220,10 +222,17 @@ def opened(
         every_hook = (*first, *stopping, *hooks, told[1], *reporting)
         master = session.MasterSession(made.graph, every_hook, connect=made.site.session, initialize=starter.start, ended=step.input.ended)
         with run_hooks.rescuing(around.stop, watching, master, keeper, (step, runs)), watching, master:
+            if _is_further(made, claim.found, master.raw_session()):
+                saving.owes()
             try:
                 yield master
             finally:
                 keeper.wait(_CLOSE_SECS)  # here: a checkpoint in writing is read from the session
+
+
+def _is_further(made: program.Program, found: manifest.Checkpoint | None, raw: tf.Session) -> bool:
+    """Whether a new session's variables are further than the newest checkpoint, as those that the tasks of a cluster still hold may be."""
+    return made.noted is not None and int(raw.run(made.step.global_step)) > (0 if found is None else found.step)
 
 
 def _loop(
