@@ -22,6 +22,7 @@ _IMAGES = '--model=resnet20', '--dataset=synthetic', '--data_args=shape=[32,32,3
 # What changes speed and no number: each alone, on the same network and batch as the first.
 _CHOICES = {
     'as it is': (),
+    'balanced': ('--strategy=balanced',),
     'mirrored': ('--strategy=mirrored',),
     'collective': ('--strategy=collective',),
     'channels first': ('--model_args=channels_first=true',),
@@ -100,7 +101,7 @@ def _checks(device: str, towers: int, folder: pathlib.Path) -> Iterator[Check]:
     if device == 'gpu':
         yield Check('tests of real GPUs', ['-m', 'pytest', '-q', '-m', 'gpu', str(ROOT / 'tests')], tells=r'^\d+ passed.*')
     yield Check('one tower', [*training('one'), '--num_gpus=1', *(['--towers_per_gpu=1'] if virtual else [])])
-    for strategy in ('parameter_server', 'mirrored', 'collective'):
+    for strategy in ('parameter_server', 'balanced', 'mirrored', 'collective'):
         name = f'{towers} towers, {strategy}: the losses of one'
         yield Check(name, training(strategy, f'--strategy={strategy}'), lambda _, of=strategy: _differ(folder / 'one', folder / of))
     yield Check('every operation on its own device', training('strict', '--placement=strict'))

@@ -14,7 +14,7 @@ from towers.jobs import program
 EXACT, FP32_SAME_ORDER, FP32_SUM, HALF = 0.0, 1e-6, 1e-5, 1e-2  # the one table of tolerances
 STRATEGIES = ('parameter_server', 'mirrored')
 TOWERS = (1, 2, 4)
-CASES = [*[(strategy, n) for strategy in STRATEGIES for n in TOWERS], ('collective', 2)]
+CASES = [*[(strategy, n) for strategy in STRATEGIES for n in TOWERS], ('collective', 2), ('balanced', 2)]
 SEVERAL = [(strategy, n) for strategy, n in CASES if n > 1]
 
 each_case = pytest.mark.parametrize(('strategy', 'n'), CASES)

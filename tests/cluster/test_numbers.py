@@ -70,11 +70,12 @@ def made_steps(made, count):
     ('strategy', 'more'),
     [
         ('parameter_server', {}),
+        ('balanced', {}),
         ('mirrored', {}),
         ('parameter_server', {'input_pipeline': 'sharded'}),
         ('parameter_server', {'on_ps': True}),
     ],
-    ids=['parameter_server', 'mirrored', 'sharded', 'ps'],
+    ids=['parameter_server', 'balanced', 'mirrored', 'sharded', 'ps'],
 )
 def test_law_22_machines_give_the_numbers_of_one_process(machines, link, strategy, more):
     more = {'ps_hosts': machines.flags['ps_hosts']} if 'on_ps' in more else more

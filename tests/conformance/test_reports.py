@@ -139,6 +139,6 @@ def test_every_operation_is_in_a_readable_scope(strategy, n, tmp_path):
         pass
     stages = {'apply', 'average', 'checkpoint', 'count', 'counters', 'flight', 'gate', 'init', 'input', 'learning_rate', 'marks'}
     stages |= {'norms', 'report', 'restore', 'save', 'state', 'summaries', 'sync', *[f'tower_{k}' for k in range(n)]}
-    stages |= {'read'} if strategy == 'parameter_server' else set()
+    stages |= {'read'} if strategy in ('parameter_server', 'balanced') else set()
     variables = {'layer', 'moving', 'global_step', 'examples_seen', 'skipped_steps'}
     assert {operation.name.split('/')[0] for operation in made.graph.get_operations()} == stages | variables

@@ -10,9 +10,9 @@ from towers.config import options
 class StrategyConfig(options.Section):
     """Replication: how the towers share variables, gradients and statistics."""
 
-    strategy: Literal['parameter_server', 'mirrored', 'collective'] = options.option(
+    strategy: Literal['parameter_server', 'balanced', 'mirrored', 'collective'] = options.option(
         'parameter_server',
-        'parameter_server: variables on the CPU, read by all towers; mirrored: a copy on each tower; collective: copies whose '
-        'gradients the towers add among themselves (NCCL between GPUs)',
+        'parameter_server: variables on the CPU, read by all towers; balanced: each on one of the towers, by bytes; mirrored: a '
+        'copy on each tower; collective: copies whose gradients the towers add among themselves (NCCL between GPUs)',
     )
     batch_norm: Literal['mean', 'first'] = options.option('mean', "moving statistics: mean of the towers' by examples, or tower 0's")

@@ -280,8 +280,9 @@ class Config(
     def __post_init__(self) -> None:
         for section in SECTIONS:
             section.__post_init__(self)
-        text = f'--ps_hosts hold the variables of --strategy=parameter_server, got {self.strategy}, where the towers have them; drop one.'
-        require(not self.ps_hosts or self.strategy == 'parameter_server', text)
+        fits = self.strategy == 'parameter_server' or not (self.ps_hosts or (self.worker_hosts and self.strategy == 'collective'))
+        text = '--ps_hosts hold the variables of --strategy=parameter_server, and collective is for one machine'
+        require(fits, f'{text}, got {self.strategy}; drop one.')
 
 
 def evaluation_devices(config: Config) -> DeviceConfig:

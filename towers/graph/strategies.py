@@ -25,8 +25,37 @@ def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics
       seed: of the initial weights.
       statistics: how the towers' moving statistics become one.
     """
+    return _shared('parameter_server', variables.by_bytes(ps or [parameter_device]), parameter_device, seed, statistics)
+
+
+def balanced(
+    *, parameter_device: str, seed: int, statistics: Statistics = 'mean', ps: Sequence[str] = (), among: Sequence[str]
+) -> structs.Strategy:
+    """As `parameter_server`, but the trainable variables are on the towers' own devices, shared by bytes.
+
+    Args:
+      parameter_device: device string of the variables that aren't trainable.
+      seed: of the initial weights.
+      statistics: how the towers' moving statistics become one.
+      ps: there may be none.
+      among: the towers' devices.
+
+    Raises:
+      ValueError: there are parameter tasks, which would hold nothing.
+    """
+    if ps:
+        raise ValueError('--ps_hosts hold the variables of --strategy=parameter_server, got balanced, which has them on the towers.')
+    least = variables.by_bytes(among)
+
+    def place(kwargs: Mapping[str, Any]) -> str:
+        return least(kwargs) if variables.is_trainable(kwargs) else parameter_device
+
+    return _shared('balanced', place, parameter_device, seed, statistics)
+
+
+def _shared(name: str, place: variables.Place, parameter_device: str, seed: int, statistics: Statistics) -> structs.Strategy:
+    """Variables that all towers read, each where `place` says; one update of one Sum."""
     carrier = weights.Carrier()
-    place = variables.by_bytes(ps or [parameter_device])
 
     @contextlib.contextmanager
     def scope(tower: structs.Tower) -> Iterator[gradients.Own]:
@@ -45,7 +74,7 @@ def parameter_server(*, parameter_device: str, seed: int, statistics: Statistics
     def reduce(outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Sum]:
         return [central.total(outputs, device=parameter_device, statistics=statistics, beside=True)]
 
-    return structs.Strategy('parameter_server', scope, reduce, spread)
+    return structs.Strategy(name, scope, reduce, spread)
 
 
 def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean', ps: Sequence[str] = ()) -> structs.Strategy:
@@ -140,6 +169,8 @@ def collective_copies(
 def make(config: config_lib.Config, placement: structs.Placement) -> structs.Strategy:
     """The strategy that a run asks for, where its towers are."""
     more: dict[str, Any] = {}
+    if config.strategy == 'balanced':
+        more['among'] = [tower.devices[0] for tower in placement.towers]
     if config.strategy == 'collective':
         # Two ranks of NCCL can't be on one GPU. The first step may take ten times as long as others, and a tower wait for it.
         alone = not placement.fake and len(placement.gpus) == len(placement.towers)
@@ -209,6 +240,7 @@ def _same(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlice
 
 STRATEGIES: dict[str, Callable[..., structs.Strategy]] = {
     'parameter_server': parameter_server,
+    'balanced': balanced,
     'mirrored': mirrored,
     'collective': collective_copies,
 }
