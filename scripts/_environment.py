@@ -12,6 +12,7 @@ from towers.cluster import spec
 
 _JOBS = ('chief', 'master', 'worker', 'ps', 'evaluator')
 _PORT = 2222
+_FORM = 'expected {"cluster": {"worker": [...]}, "task": {...}}'
 # Slurm's names for one thing, those of the step first, then those of the job, the older ones last.
 _STEP = ('SLURM_STEP_NUM_TASKS', 'SLURM_STEP_ID', 'SLURM_STEPID', 'SLURM_LAUNCH_NODE_IPADDR')  # one of them is there in what srun starts
 _TASKS = ('SLURM_STEP_NUM_TASKS', 'SLURM_NTASKS', 'SLURM_NPROCS')
@@ -70,7 +71,11 @@ def tf_config(text: str) -> Found | None:
     try:
         config = json.loads(text)
     except ValueError as error:
-        raise ValueError(f'TF_CONFIG is no JSON ({error}); expected {{"cluster": {{"worker": [...]}}, "task": {{...}}}}.') from None
+        raise ValueError(f'TF_CONFIG is no JSON ({error}); {_FORM}.') from None
+    if not isinstance(config, dict):
+        raise ValueError(f'TF_CONFIG wants an object, got {json.dumps(config)}; {_FORM}.')
+    if config.get('rpc_layer', 'grpc') != 'grpc':
+        raise ValueError(f'TF_CONFIG: rpc_layer is {json.dumps(config["rpc_layer"])}, which TensorFlow has no more; leave it out for grpc.')
     cluster, task = _entry(config, 'cluster', dict), _entry(config, 'task', dict)
     for job, hosts in cluster.items():
         if job not in _JOBS:
@@ -149,8 +154,8 @@ def _first(environ: Mapping[str, str], names: Sequence[str]) -> str | None:
     return next((environ[name] for name in names if environ.get(name)), None)
 
 
-def _entry(holder: Any, key: str, kind: type, above: str = '') -> Any:
-    value = holder.get(key) if isinstance(holder, dict) else None
+def _entry(holder: Mapping[str, Any], key: str, kind: type, above: str = '') -> Any:
+    value = holder.get(key)
     if kind is int and isinstance(value, str) and value.isdigit():
         return int(value)
     if not isinstance(value, kind) or isinstance(value, bool):

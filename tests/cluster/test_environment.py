@@ -47,7 +47,8 @@ def test_a_tf_config_of_one_machine_is_no_cluster():
     ('config', 'said'),
     [
         ('{', 'TF_CONFIG is no JSON'),
-        ('[]', 'TF_CONFIG: cluster wants an object, got null'),
+        ('[]', r'TF_CONFIG wants an object, got \[\]; expected \{"cluster"'),
+        (json.dumps({'cluster': {'worker': WORKERS}, 'rpc_layer': 'grpc+verbs'}), r'TF_CONFIG: rpc_layer is "grpc\+verbs"'),
         (text([]), r'TF_CONFIG: cluster wants an object, got \[\]'),
         (json.dumps({'cluster': {'worker': WORKERS}}), 'TF_CONFIG: task wants an object, got null'),
         (text({'wrker': WORKERS}), 'TF_CONFIG: cluster.wrker is no job; expected some of chief'),
@@ -60,7 +61,7 @@ def test_a_tf_config_of_one_machine_is_no_cluster():
         (text({'worker': WORKERS}, {'type': 'worker', 'index': 2}), 'TF_CONFIG: task is worker 2, which cluster.worker does not hold'),
         (text({'worker': WORKERS}, {'type': 'evaluator', 'index': 0}), 'TF_CONFIG: task.type is evaluator; start scripts/evaluate.py'),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_a_tf_config_that_is_wrong_is_told_by_its_key(config, said):
     with pytest.raises(ValueError, match=said):

@@ -52,7 +52,7 @@ def wait(tasks: Sequence[spec.Task], own: Card, secs: float, stop: threading.Eve
         lines = '; '.join(f'{task} ({why})' for task, why in missing.items())
         raise spec.ClusterError(
             f'Not there within {secs:g} s (--connect_timeout_secs): {lines}. Start scripts/worker.py there with the same '
-            '--worker_hosts, or let its port through.'
+            'hosts, or let its port through.'
         )
     return found
 

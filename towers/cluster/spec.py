@@ -108,9 +108,10 @@ def of(config: config_lib.ClusterConfig) -> Cluster | None:
     counted = collections.Counter(task.address for task in dict.fromkeys((master, *workers, *ps)))
     twice = [address for address, count in counted.items() if count > 1]
     if twice:
+        where = f'(here {master.address}' + ('' if config.master_host else ', the port below that of worker 0, as it is not given') + ')'
         raise ValueError(
             f'Each task needs an address of its own, got {", ".join(twice)} twice in --worker_hosts, --ps_hosts and --master_host '
-            f'(here {master.address}); change one.'
+            f'{where}; change one.'
         )
     facts = repr([str(task) for task in (master, *workers, *ps)])
     token = hashlib.sha256((config.run_token or facts).encode()).hexdigest()[:16]
