@@ -275,7 +275,7 @@ def test_work_on_the_cpu_is_believed_to_cost_the_cores_that_it_keeps_busy(monkey
     assert pace.believed(structs.Placement((), '/cpu:0', fake, ''), proto) == cost
 
 
-@pytest.mark.parametrize(('settings', 'share'), [({}, 0.16), ({'eval_max_slowdown': 0.1}, 0.32), ({'eval_max_slowdown': 1}, None)])
+@pytest.mark.parametrize(('settings', 'share'), [({}, 0.096), ({'eval_max_slowdown': 0.1}, 0.32), ({'eval_max_slowdown': 1}, None)])
 def test_an_evaluator_yields_by_default_and_at_a_limit_of_1_not_at_all(tmp_path, settings, share):
     made = pace.of(runs.config(tmp_path, **settings), 0.25)
     assert (made and made.pace.share) == (share and pytest.approx(share))

@@ -42,7 +42,7 @@ class EvalConfig(options.Section):
     eval_threads: int = options.option(1, 'threads in each pool of an evaluator beside the training')
     eval_nice: int = options.option(19, 'nice level of an evaluator beside the training: 0 as the training, 19 whatever is left over')
     eval_max_slowdown: float = options.option(
-        0.05, "part of the training's speed that the evaluators on its machine may cost; they pause to keep to it; 1 = they never pause"
+        0.03, "part of the training's speed that the evaluators on its machine may cost; they pause to keep to it; 1 = they never pause"
     )
     eval_restarts: int = options.option(5, 'so often in a row an evaluator beside the training is started again after a crash')
     evaluator: tuple[str, ...] = options.option(
