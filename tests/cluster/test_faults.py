@@ -14,21 +14,6 @@ STEPS = processes.STEPS
 
 
 @pytest.fixture(scope='module')
-def machines(tmp_path_factory):
-    """Three worker processes."""
-    made = processes.Machines(tmp_path_factory.mktemp('machines'), 3)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def training(machines, tmp_path):
-    made = processes.Training(machines, tmp_path / 'trained')
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope='module')
 def whole(machines, tmp_path_factory):
     """A training of one process that nothing happened to."""
     made = processes.Training(machines, tmp_path_factory.mktemp('whole') / 'trained')

@@ -2,28 +2,12 @@
 
 import signal
 
-import processes
 import pytest
 import starter
 
 from towers.checkpoint import manifest
 
 RARELY = {'save_steps': 100_000, 'save_secs': 3600.0}
-
-
-@pytest.fixture(scope='module')
-def machines(tmp_path_factory):
-    """Three worker processes."""
-    made = processes.Machines(tmp_path_factory.mktemp('machines'), 3)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def training(machines, tmp_path):
-    made = processes.Training(machines, tmp_path / 'trained')
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize('lost', [(1,), pytest.param((0, 2), marks=pytest.mark.soak)])

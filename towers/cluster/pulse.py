@@ -93,9 +93,8 @@ def _tell(task: spec.Task, writer: board.Board, orders: Mapping[str, Any], secs:
 
 def _listens(task: spec.Task) -> bool:
     """Whether there is somebody at a task's address, who may not answer; a host that says nothing may have one."""
-    host, _, port = task.address.rpartition(':')
     try:
-        socket.create_connection((host.strip('[]'), int(port)), _TRY_SECS).close()
+        socket.create_connection((task.host, task.port), _TRY_SECS).close()
     except ConnectionRefusedError:
         return False
     except OSError:
