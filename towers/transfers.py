@@ -77,7 +77,7 @@ def share(count: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
 
 
 def groups(values: Sequence[tf.Tensor]) -> Iterator[list[int]]:
-    """The places of the values that go together: up to 32 neighbours of 1 MiB in all; a larger one, or one of unknown size, goes alone."""
+    """The places of the values that go together: up to 64 neighbours of 1 MiB in all; a larger one, or one of unknown size, goes alone."""
     group: list[int] = []
     held = 0
     for place, value in enumerate(values):
