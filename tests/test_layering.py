@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-L0 = {'structs', 'config', 'identity', 'metrics', 'randomness', 'errors', 'upstream', 'transfers', 'shadows', 'reads'}
+L0 = {'structs', 'config', 'identity', 'metrics', 'randomness', 'errors', 'upstream', 'transfers', 'shadows', 'reads', 'listening'}
 L2 = {'strategies'}
 L3 = {
     'program', 'run_directory', 'starting', 'training', 'replaying', 'evaluator', 'results', 'evaluation', 'companion', 'exporting',

@@ -13,6 +13,7 @@ import harness
 import live_reader
 import numpy as np
 import pytest
+import reaching
 import runs
 import starter
 import tensorflow.compat.v1 as tf
@@ -123,6 +124,12 @@ def test_the_file_is_its_owners_and_one_of_a_dead_process_is_none(tmp_path):
         with open(path, 'w') as file:
             file.write(broken)
         assert naming.find(str(tmp_path)) is None
+
+
+def test_nobody_but_this_machine_reaches_what_is_served(tmp_path, caplog):
+    with served(tmp_path):
+        assert reaching.reached(naming.find(str(tmp_path)).port) == {'127.0.0.1', *reaching.IPV6}
+    assert 'every address' not in caplog.text
 
 
 def test_a_server_that_fails_stops_the_serving_and_not_the_training(tmp_path, caplog):

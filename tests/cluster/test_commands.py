@@ -95,26 +95,6 @@ def test_one_command_everywhere_by_tf_config(tmp_path):
         assert rows(tmp_path / '0')[step] == pytest.approx(loss, abs=1e-5)
 
 
-@pytest.fixture
-def two_hosts():
-    """Two network namespaces with addresses of their own, a link between them; gives (name, address) of each."""
-    names = [f'towers{os.getpid()}{end}' for end in 'ab']
-    made = [(name, f'10.77.0.{number}') for number, name in enumerate(names, 1)]
-    if any(subprocess.run(['ip', 'netns', 'add', name], capture_output=True, check=False).returncode for name in names):
-        pytest.skip('network namespaces are not allowed here')
-    try:
-        links = [f'tw{os.getpid() % 10000}{end}' for end in 'ab']
-        subprocess.run(['ip', 'link', 'add', links[0], 'type', 'veth', 'peer', 'name', links[1]], check=True)
-        for (name, address), link in zip(made, links, strict=True):
-            subprocess.run(['ip', 'link', 'set', link, 'netns', name], check=True)
-            for change in (['addr', 'add', f'{address}/24', 'dev', link], ['link', 'set', link, 'up'], ['link', 'set', 'lo', 'up']):
-                subprocess.run(['ip', '-n', name, *change], check=True)
-        yield [(name, address, link) for (name, address), link in zip(made, links, strict=True)]
-    finally:
-        for name in names:
-            subprocess.run(['ip', 'netns', 'del', name], check=False)
-
-
 def test_a_link_that_is_cut_for_a_while(two_hosts, tmp_path):
     (here, address, _), (there, other, link) = two_hosts
     hosts = [f'--worker_hosts={address}:2222,{other}:2222', f'--master_host={address}:2222', '--step_timeout_secs=5']

@@ -10,7 +10,7 @@ import processes
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers.cluster import board, readiness, server, spec, worker
+from towers.cluster import address, board, readiness, server, spec, worker
 from towers.jobs import connecting, serving
 
 GO_ON = threading.Event()
@@ -83,7 +83,7 @@ def test_the_hosts_name_must_be_known():
     [port] = processes.free_ports(1)
     task = spec.Task('worker', 0, f'no.such.host.invalid:{port.rpartition(":")[2]}')
     with pytest.raises(ValueError, match='host of worker 0 at no.such.host.invalid:.* is not known here'):
-        server.check_port(task)
+        address.check_port(task)
 
 
 def test_a_run_without_its_workers_ends_in_one_line(tmp_path):

@@ -1,11 +1,7 @@
 """A task's server: TensorFlow's own, on a port that is free, with a card that says what it is."""
 
-import contextlib
-import errno
 import importlib.metadata
-import ipaddress
 import os
-import socket
 import time
 import uuid
 from collections.abc import Mapping
@@ -14,9 +10,11 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from towers.cluster import board, spec
+from towers import listening
+from towers.cluster import address, board, spec
 
 _OWN_SECS, _FOREIGN_SECS = 30.0, 5.0  # for a server to answer its own process, at an address of this machine or another
+_EXPOSED = '; it asks for no password and runs any graph it is sent: let only the machines of this run reach it.'
 _COMPARED = ('tensorflow', 'towers')
 
 
@@ -50,21 +48,20 @@ def is_started() -> bool:
 
 
 def _start(cluster: spec.Cluster, task: spec.Task, proto: tf.ConfigProto) -> tuple[tf.train.Server, dict[str, Any]]:
-    is_own = check_port(task)
-    logging.warning(
-        "%s: TensorFlow's server listens on port %d of every address of this machine, whatever host it is given, asks for no "
-        'password and runs any graph it is sent; let only the machines of this run reach it.',
-        task, task.port,
-    )  # fmt: skip
+    found = address.check_port(task)
     try:
-        server = tf.train.Server(tf.train.ClusterSpec(cluster.jobs()), job_name=task.job, task_index=task.index, config=proto)
+        server = tf.train.Server(
+            tf.train.ClusterSpec(cluster.jobs()), job_name=task.job, task_index=task.index, config=proto, start=False
+        )  # it listens, and answers nothing yet
+        _choose(cluster, task, found)
+        server.start()
     except tf.errors.OpError as error:
         raise ValueError(
             f'{task} could not be started ({error.message.splitlines()[0]}); is {task.address} free and of this machine?'
         ) from None
     made = card(cluster, task, proto)
     try:
-        with board.Board(task, target=server.target, timeout_secs=_OWN_SECS if is_own else _FOREIGN_SECS) as own:
+        with board.Board(task, target=server.target, timeout_secs=_OWN_SECS if all(found.values()) else _FOREIGN_SECS) as own:
             own.write(board.CARD, made)
             own.write(board.ORDERS, {})
     except tf.errors.OpError as error:
@@ -73,6 +70,22 @@ def _start(cluster: spec.Cluster, task: spec.Task, proto: tf.ConfigProto) -> tup
             'an address of this machine (--master_host for that of the training).'
         ) from None
     return server, made
+
+
+def _choose(cluster: spec.Cluster, task: spec.Task, found: Mapping[str, bool]) -> None:
+    """Lets a server take connections at its task's addresses alone, where that is possible, and says where it does."""
+    why = address.why_open(cluster, task, found)
+    if why is None:
+        places = address.allowed(task, found)
+        try:
+            listening.narrow(task.port, places)
+        except OSError as error:
+            why = f'it can not be kept to {task.host} here ({error})'
+        else:
+            is_local = all(listening.plain(place).is_loopback for place in places)
+            logging.info('%s: listens at %s only%s', task, ', '.join(places), '.' if is_local else _EXPOSED)
+            return
+    logging.warning("%s: TensorFlow's server listens on port %d of every address of this machine (%s)%s", task, task.port, why, _EXPOSED)
 
 
 def card(cluster: spec.Cluster, task: spec.Task, proto: tf.ConfigProto) -> dict[str, Any]:
@@ -99,41 +112,6 @@ def problem(own: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
         )
     differing = [f'{name} {other.get(name)}, here {own[name]}' for name in _COMPARED if other.get(name) != own[name]]
     return f'it has {" and ".join(differing)}; install the same versions on all machines' if differing else None
-
-
-def check_port(task: spec.Task) -> bool:
-    """Makes sure that a task's port is free, without a wait; whether its address is one of this machine's.
-
-    Raises:
-      ValueError: it is taken, or the host's name is unknown.
-    """
-    try:
-        found = socket.getaddrinfo(task.host, task.port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise ValueError(f'The host of {task} is not known here ({error}); correct its name or give its address.') from None
-    family, kind, _, _, address = found[0]
-    everywhere, is_own = '::' if family == socket.AF_INET6 else '0.0.0.0', True
-    for place in dict.fromkeys((str(address[0]), everywhere)):
-        with contextlib.closing(socket.socket(family, kind)) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((place, task.port))
-            except OSError as error:
-                _explain(task, error, place)
-                is_own = False
-    return is_own
-
-
-def _explain(task: spec.Task, error: OSError, place: str) -> None:
-    if error.errno == errno.EADDRINUSE:
-        raise ValueError(
-            f'The port of {task} is taken ({task.address}): another process listens there, perhaps of an earlier run; '
-            'end it, or give other ports.'
-        ) from None
-    if error.errno == errno.EADDRNOTAVAIL and not ipaddress.ip_address(place).is_unspecified:
-        logging.warning('%s: %s is not an address of this machine; others reach it only where something forwards it.', task, place)
-        return
-    raise ValueError(f'{task} can not listen there ({error.strerror}); give another port.') from None
 
 
 def _version() -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from towers import identity, shadows
+from towers import identity, listening, shadows
 from towers.live import naming
 
 _LIMIT_MS = 60_000  # for anything that is asked of the server
@@ -24,6 +24,27 @@ _servers: list[tf.distribute.Server] = []  # a server can't be stopped, so a lat
 def is_started() -> bool:
     """Whether this process has such a server."""
     return bool(_servers)
+
+
+def _serve() -> tf.distribute.Server:
+    """A server for this machine alone."""
+    # It makes devices of its own: one CPU, and no GPU, which the training has.
+    options = tf.ConfigProto(device_count={'CPU': 1, 'GPU': 0}, inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
+    server = tf.distribute.Server.create_local_server(config=options, start=False)  # it listens, and answers nothing yet
+    try:
+        listening.narrow(_port(server), listening.LOOPBACK)
+    except OSError as error:
+        logging.warning(
+            "TensorFlow's server of --serve_snapshots listens on port %d of every address of this machine, as it can not be kept to the "
+            'loopback here (%s), and runs any graph it is sent; let nobody else reach it.',
+            _port(server), error,
+        )  # fmt: skip
+    server.start()
+    return server
+
+
+def _port(server: tf.distribute.Server) -> int:
+    return int(server.target.rpartition(':')[2])
 
 
 class Publisher:
@@ -68,11 +89,7 @@ class Publisher:
         except (OSError, tf.errors.OpError) as error:
             self._warn(error)
             return
-        logging.warning(
-            "Variables are served on port %d (--serve_snapshots). TensorFlow's server listens on every address of this machine and runs "
-            'any graph it is sent; let nobody else reach it.',
-            port,
-        )
+        logging.info('Variables are served on port %d of the loopback (--serve_snapshots).', port)
 
     def offer(self, step: int) -> None:
         """Serves the variables of this moment, between two steps, unless the last ones are still being handed over."""
@@ -102,12 +119,10 @@ class Publisher:
     def _connect(self) -> int:
         """Makes the server and what writes to it; returns its port."""
         if not _servers:
-            # It makes devices of its own: one CPU, and no GPU, which the training has.
-            options = tf.ConfigProto(device_count={'CPU': 1, 'GPU': 0}, inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
-            _servers.append(tf.distribute.Server.create_local_server(config=options))
-        target = _servers[0].target
+            _servers.append(_serve())
+        [server] = _servers
         with tf.Graph().as_default() as graph:
-            self._session = tf.Session(target, graph=graph, config=tf.ConfigProto(operation_timeout_in_ms=_LIMIT_MS))
+            self._session = tf.Session(server.target, graph=graph, config=tf.ConfigProto(operation_timeout_in_ms=_LIMIT_MS))
             counts = {name: naming.variable(self._token, name, tf.int64, []) for name in ('begun', 'version')}
             number, step = tf.placeholder(tf.int64, []), tf.placeholder(tf.int64, [])
             given = [tf.placeholder(each.dtype.base_dtype, each.shape) for each in self._variables.values()]
@@ -118,7 +133,7 @@ class Publisher:
             graph.finalize()
         self._session.run(zero)
         self._writes = [self._session.make_callable(operation, [number, step, *given]) for operation, _ in made]
-        return int(target.rpartition(':')[2])
+        return _port(server)
 
     def _written(
         self, place: int, counts: Mapping[str, tf.Tensor], numbers: tuple[tf.Tensor, tf.Tensor], given: list[tf.Tensor]
