@@ -1,6 +1,7 @@
 """Towers as they are built: what is recorded, what is left behind, and the errors of models; the laws are in conformance."""
 
 import functools
+import itertools
 
 import harness
 import numpy as np
@@ -13,6 +14,7 @@ from towers.graph import build, devices, gradients, strategies, writes
 from towers.input import inputs
 
 PLACEMENT = devices.place(config.DeviceConfig(num_gpus=2, device='cpu'))
+ONE = devices.place(config.DeviceConfig(num_gpus=1, device='cpu')).towers
 PROTO = tf.ConfigProto(device_count={'CPU': 3}, allow_soft_placement=False, intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)
 
 
@@ -72,6 +74,57 @@ def test_seed_and_scopes_are_left_as_they_were(graph):
     assert graph.seed == 5 and graph.get_name_scope() == '' and tf.get_variable_scope().name == ''
     assert tf.get_variable_scope().custom_getter is None and not tf.get_variable_scope().reuse
     tf.Variable(1.0)  # no creator of a tower is left behind
+
+
+def everything(x, *, training):
+    """All that a model leaves in a graph, in collections and elsewhere."""
+    w = tf.get_variable('w', [2], regularizer=tf.nn.l2_loss)
+    free = [tf.Variable(2.0, name='free'), tf.Variable(3.0, name='free')]
+    mean = harness.variable('mean', 0.0, trainable=False, collections=[tf.GraphKeys.GLOBAL_VARIABLES, 'means'])
+    seen = harness.variable('seen', 0.0, trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])
+    own = tf.Variable(0.0, trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])
+    words = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(['a'], [1.0]), 0.0)
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, mean.assign(tf.reduce_mean(x)))
+    tf.add_to_collection('mine', w)
+    tf.summary.scalar('x', tf.reduce_mean(x))
+    loss = tf.losses.absolute_difference(x, towers.dropout(x, 0.5, training=training) * tf.reduce_sum(w) * free[0] + free[1])
+    return towers.ModelOutput(loss + words.lookup(tf.constant('a')) + seen + own)
+
+
+def built(rehearsed):
+    """A graph with one tower: its operations, its collections, and tower 0's output."""
+    with tf.Graph().as_default() as graph:
+        tf.set_random_seed(5)
+        given = inputs.training(inputs.open_source(harness.numbers(1, 2), host='/cpu:0'), config.InputConfig(batch_size=2), ONE)
+        how = {'scope': strategy().scope, 'draws': functools.partial(randomness.Draws, 1, tf.constant(0, tf.int64))}
+        if rehearsed:
+            build.rehearse(everything, given, ONE[0], **how)
+        [output] = build.training(everything, given, ONE, **how)
+        found = {key: [item.name for item in graph.get_collection(key)] for key in graph.get_all_collection_keys() if isinstance(key, str)}
+        return [op.name for op in graph.get_operations()], found, output, graph.seed
+
+
+def test_of_a_rehearsal_only_the_variables_stay():
+    (names, collections, output, seed), (plain, expected, alone, _) = built(True), built(False)
+    assert collections == expected and {'means', 'mine'} < expected.keys() and seed == 5
+    assert sorted(name for name in names if not name.startswith('rehearsal/')) == sorted(plain)
+    assert [v.op.name for v in output.variables] == [v.op.name for v in alone.variables] == ['w', 'free', 'free_1']
+    assert [p.op.name for p in output.penalties] == [p.op.name for p in alone.penalties]
+    needed = writes.ancestors([tensor.op for tensor in (*output.gradients, output.output.loss, *[write.value for write in output.state])])
+    assert not [operation.name for operation in needed if operation.name.startswith('rehearsal/')]
+
+
+def test_a_model_that_makes_other_variables_each_time_is_told_of():
+    names = itertools.count()
+    given = source(1, 2, 3, 4)
+    how = {'scope': strategy().scope, 'draws': functools.partial(randomness.Draws, 1, tf.constant(0, tf.int64))}
+
+    def model(x, *, training):
+        return towers.ModelOutput(loss_of(x, name=f'w{next(names)}'))
+
+    build.rehearse(model, given, PLACEMENT.towers[0], **how)
+    with pytest.raises(ValueError, match=r"tower_0 made the variable 'w1', which an earlier build of it did not share; .* is what shares"):
+        build.training(model, given, PLACEMENT.towers, **how)
 
 
 def test_inference_has_metrics_and_predictions_and_counts_no_stand_in(graph):

@@ -26,6 +26,7 @@ PARTS = {
     'schedule': 'inputs',
     'reseeding': 'variables',
     'weights': 'strategies',
+    'making': 'strategies',
     'finite': 'chain',
     'rows': 'optimizers',
     'standing': 'train_step',

@@ -20,16 +20,18 @@ class Tower:
       index: 0-based number of the tower over all machines.
       devices: device strings of this tower; more than one means model parallelism inside the tower.
       host: device string of its machine's CPU.
+      is_rehearsal: nothing runs there: the model is built once before all towers, for its variables and what it reads of them.
     """
 
     index: int
     devices: tuple[str, ...]
     host: str
+    is_rehearsal: bool = False
 
     @property
     def scope(self) -> str:
         """The name scope in which this tower is built: `tower_0`, `tower_1`, ..."""
-        return f'tower_{self.index}'
+        return 'rehearsal' if self.is_rehearsal else f'tower_{self.index}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,8 +188,7 @@ class TowerOutput:
     """What was recorded while one tower was built.
 
     Attributes:
-      tower: where it runs.
-      output: what the model returned, its losses and weight in fp32.
+      tower, output: where it runs; what the model returned, its losses and weight in fp32.
       examples: int64 scalar, real examples of this tower.
       weight: fp32 scalar, this tower's unnormalised share of the mean.
       gradients: of `weight * loss`, aligned with `variables`; None where the loss does not reach a variable.
@@ -215,8 +216,7 @@ class Sum:
     """Unnormalised totals: sums of w_i x_i in at least fp32. Adding two Sums is associative.
 
     Attributes:
-      gradients: aligned with `variables`.
-      variables: the canonical trainable variables (tower 0's).
+      gradients, variables: aligned; the canonical trainable variables (tower 0's).
       weight, loss: fp32 scalars, the sums of the towers' weights and of weight * loss.
       state: summed state writes, each value weighted by examples over `examples`.
       examples: int64 scalar, number of examples.

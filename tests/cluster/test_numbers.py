@@ -1,6 +1,8 @@
 """Towers on several machines give the numbers of one process; what crosses the wire is counted."""
 
 import collections
+import dataclasses
+import functools
 import threading
 
 import harness
@@ -13,7 +15,7 @@ import towers
 from towers.graph import loop, marks
 from towers.jobs import connecting, program
 
-MACHINES, EACH, BATCH, ROWS = 3, 2, 12, 30  # the last batch of a pass has 6 rows, one for each tower
+MACHINES, PS, EACH, BATCH, ROWS = 3, 2, 2, 12, 30  # the last batch of a pass has 6 rows, one for each tower
 DATA = {
     'x': np.random.RandomState(1).rand(ROWS, 5).astype(np.float32),
     'word': np.random.RandomState(2).randint(0, 9, [ROWS, 3]),
@@ -22,8 +24,8 @@ DATA = {
 
 @pytest.fixture(scope='module')
 def machines(tmp_path_factory):
-    """Three worker processes, and one for parameters."""
-    made = processes.Machines(tmp_path_factory.mktemp('machines'), MACHINES, ps=1)
+    """Three worker processes, and two for parameters."""
+    made = processes.Machines(tmp_path_factory.mktemp('machines'), MACHINES, ps=PS)
     yield made
     made.close()
 
@@ -66,34 +68,44 @@ def made_steps(made, count):
         return reports, session.run([dict(step.saved), [mark.count for mark in step.marks]])
 
 
+def site(link, config, machines):
+    """The site of a link with the first of its machines only."""
+    whole = link.site(config)
+    towers = whole.placement.towers[: machines * config.num_gpus]
+    return dataclasses.replace(whole, placement=dataclasses.replace(whole.placement, towers=towers))
+
+
 @pytest.mark.parametrize(
-    ('strategy', 'more'),
+    ('strategy', 'count', 'each', 'more'),
     [
-        ('parameter_server', {}),
-        ('balanced', {}),
-        ('mirrored', {}),
-        ('parameter_server', {'input_pipeline': 'sharded'}),
-        ('parameter_server', {'on_ps': True}),
+        ('parameter_server', MACHINES, EACH, {}),
+        ('balanced', MACHINES, EACH, {}),
+        ('mirrored', MACHINES, EACH, {}),
+        ('parameter_server', MACHINES, EACH, {'input_pipeline': 'sharded'}),
+        ('parameter_server', MACHINES, EACH, {'batch_norm': 'first'}),
+        ('parameter_server', MACHINES, EACH, {'on_ps': True}),
+        ('parameter_server', 1, EACH, {}),
+        ('balanced', 1, EACH, {}),
+        ('mirrored', 1, EACH, {}),
+        ('parameter_server', 1, 1, {}),
+        ('parameter_server', 1, EACH, {'on_ps': True}),
     ],
-    ids=['parameter_server', 'balanced', 'mirrored', 'sharded', 'ps'],
+    ids=lambda value: ','.join(value) if isinstance(value, dict) else None,
 )
-def test_law_22_machines_give_the_numbers_of_one_process(machines, link, strategy, more):
-    more = {'ps_hosts': machines.flags['ps_hosts']} if 'on_ps' in more else more
-    settings = {'global_batch_size': BATCH, 'optimizer': 'momentum', 'learning_rate': 0.1, 'clip_norm': 0.5, 'l2': 0.01}
-    config = machines.config(strategy=strategy, n=EACH, **settings, **more)
-    made = program.at(link.site(config), model, dataset, config)
+def test_law_22_machines_give_the_numbers_of_one_process(machines, link, strategy, count, each, more):
+    settings = {'global_batch_size': BATCH, 'optimizer': 'momentum', 'learning_rate': 0.1, 'clip_norm': 0.5, 'l2': 0.01, **more}
+    more = {'ps_hosts': machines.flags['ps_hosts']} if settings.pop('on_ps', False) else {}
+    config = machines.config(strategy=strategy, n=each, **settings, **more)
+    made = program.at(site(link, config, count), model, dataset, config)
     assert [tower.devices[0] for tower in made.placement.towers] == [
-        f'/job:worker/task:{machine}/cpu:{1 + tower}' for machine in range(MACHINES) for tower in range(EACH)
+        f'/job:worker/task:{machine}/cpu:{1 + tower if each > 1 else 0}' for machine in range(count) for tower in range(each)
     ]
     if strategy == 'parameter_server':
-        job = 'ps' if 'ps_hosts' in more else 'master'
-        assert {v.device for v in made.graph.get_collection('trainable_variables')} == {f'/job:{job}/task:0/device:CPU:0'}
-    if strategy == 'parameter_server':
-        job = 'ps' if 'ps_hosts' in more else 'master'
-        assert {v.device for v in made.graph.get_collection('trainable_variables')} == {f'/job:{job}/task:0/device:CPU:0'}
+        tasks = [f'ps/task:{task}' for task in range(PS)] if 'ps_hosts' in more else ['master/task:0']
+        assert {v.device for v in made.graph.get_collection('trainable_variables')} == {f'/job:{task}/device:CPU:0' for task in tasks}
     reports, (found, counts) = made_steps(made, 5)
     assert counts == [5] * len(made.step.marks)
-    alone = program.make(model, dataset, harness.config(strategy, MACHINES * EACH, **settings))
+    alone = program.make(model, dataset, harness.config(strategy, count * each, **settings))
     expected, (values, _) = made_steps(alone, 5)
     assert found.keys() == values.keys()
     for name, value in values.items():
@@ -172,8 +184,8 @@ def test_weights_and_gradients_cross_once_for_each_machine(machines, link, strat
         assert weights <= out <= 1.001 * weights
 
 
-def narrow(x, *, training):
-    for layer in range(30):
+def narrow(x, *, training, layers=30):
+    for layer in range(layers):
         x = tf.tanh(x * tf.get_variable(f'scale{layer}', [8]) + tf.get_variable(f'shift{layer}', [8]))
         mean = tf.get_variable(f'mean{layer}', [8], initializer=tf.zeros_initializer(), trainable=False)
         tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, mean.assign_sub(0.1 * (mean - tf.reduce_mean(x, 0))))
@@ -187,17 +199,72 @@ def counted(found, machine, *, out):
     return sum(count for _, count in own), sum(size for size, _ in own)
 
 
-@pytest.mark.parametrize(('strategy', 'most_in', 'most_out', 'first_out'), [('parameter_server', 2, 3, 4), ('mirrored', 8, 8, 19)])
-def test_small_tensors_cross_as_one(machines, link, strategy, most_in, most_out, first_out):
-    """Weights and moving means to each machine; gradients, moving means, loss and metrics from it; the others are signs and counts."""
+@pytest.mark.parametrize(
+    ('strategy', 'most', 'first'),  # messages to a machine and from it
+    [('parameter_server', (2, 3), (4, 4)), ('mirrored', (8, 8), (14, 19))],
+)
+def test_small_tensors_cross_as_one(machines, link, strategy, most, first):
+    """Weights and moving means to each machine; gradients, moving means, loss and metrics from it; the others are signs and counts.
+
+    The first machine is told of the others' batches, and with `mirrored` it adds up.
+    """
     config = machines.config(n=2, global_batch_size=12, strategy=strategy)
     found = traced(program.at(link.site(config), narrow, harness.rows(np.ones([12, 8], np.float32)), config))
     weights = 90 * 8 * 4
-    # The first machine's reads are made while it is not known yet which there will be; with `mirrored` it sends the sums to the others.
-    for machine in range(1, MACHINES):
-        assert counted(found, machine, out=True)[0] <= most_out and counted(found, machine, out=False)[0] <= most_in
-        assert weights <= counted(found, machine, out=False)[1] < 1.2 * weights
-    assert counted(found, 0, out=True)[0] <= first_out
+    for machine in range(MACHINES):
+        (into, size), (out, _) = (counted(found, machine, out=out) for out in (False, True))
+        assert (into, out) <= (most if machine else first)
+        assert weights <= size < 1.2 * weights or (strategy, machine) == ('mirrored', 0)
+
+
+def between(made):
+    """(from, to) -> number of the tensors and signs that go from one task to another in a step, by the graph."""
+    step = made.step
+    todo = [*step.ops, *[tensor.op for tensor in step.report.values()], *[mark.advance for mark in step.marks]]
+    needed, found = set(), collections.defaultdict(set)
+    while todo:
+        if (operation := todo.pop()) in needed:
+            continue
+        needed.add(operation)
+        sources = [*[(tensor.name, tensor.op) for tensor in operation.inputs], *[(f'^{op.name}', op) for op in operation.control_inputs]]
+        for name, source in sources:
+            todo.append(source)
+            if (start := task(source)) != (end := task(operation)):
+                found[start, end].add((name, operation.device))
+    return {ends: len(names) for ends, names in found.items()}
+
+
+def task(operation):
+    spec = tf.DeviceSpec.from_string(operation.device)
+    return f'{spec.job} {spec.task}'
+
+
+# Settings -> for 1, 2 and 3 machines the messages (to, from) each, and those between all tasks.
+SHARED = ([[(2, 4)], [(3, 4), (2, 3)], [(4, 4), (2, 3), (2, 3)]], [6, 11, 16])
+MESSAGES = {
+    ('parameter_server',): SHARED,
+    ('parameter_server', 'one tower each'): SHARED,
+    ('parameter_server', 'first'): SHARED,
+    ('parameter_server', 'ps'): ([[(3, 6)], [(4, 6), (3, 5)], [(5, 6), (3, 5), (3, 5)]], [35, 43, 51]),
+    ('balanced',): ([[(10, 11)], [(15, 17), (14, 16)], [(20, 21), (18, 20), (18, 20)]], [21, 53, 91]),
+    ('mirrored',): ([[(10, 13)], [(12, 16), (9, 8)], [(14, 19), (9, 8), (9, 8)]], [23, 40, 57]),
+}
+
+
+@pytest.mark.parametrize('count', [1, 2, 3])
+@pytest.mark.parametrize('settings', MESSAGES, ids=' '.join)
+def test_so_many_messages_cross_where_no_machine_with_towers_holds_the_variables(machines, link, settings, count):
+    """One message brings the variables to each machine, or one from each parameter task, and one brings back what comes of them."""
+    more = {'ps_hosts': machines.flags['ps_hosts']} if 'ps' in settings else {}
+    more['batch_norm'] = 'first' if 'first' in settings else 'mean'
+    config = machines.config(n=1 if 'one tower each' in settings else 2, global_batch_size=12, strategy=settings[0], **more)
+    few = functools.partial(narrow, layers=4)
+    found = between(program.at(site(link, config, count), few, harness.rows(np.ones([12, 8], np.float32)), config))
+    pairs = [
+        tuple(sum(number for ends, number in found.items() if ends[side] == f'worker {index}') for side in (1, 0)) for index in range(count)
+    ]
+    machine, whole = MESSAGES[settings]
+    assert (pairs, sum(found.values())) == (machine[count - 1], whole[count - 1])
 
 
 @harness.each_strategy

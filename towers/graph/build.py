@@ -40,7 +40,7 @@ def training(
     Raises:
       ValueError: the model returns no loss, makes variables that towers can't share, or hides a write.
     """
-    shared: list[tf.Tensor] = []
+    shared: list[tf.Tensor] = tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)
     outputs: list[structs.TowerOutput] = []
     slopes: list[gradients.Slopes] = []
     with _seed_kept():
@@ -58,6 +58,35 @@ def training(
         outputs[0] = dataclasses.replace(outputs[0], gradients=first)
     _require_gradients(outputs)
     return tuple(outputs)
+
+
+def rehearse(
+    model: structs.Model,
+    source: structs.Input,
+    tower: structs.Tower,
+    *,
+    scope: Scope,
+    draws: Callable[[tf.Tensor], randomness.Draws],
+) -> None:
+    """Builds the model in training for its variables alone, so that all it reads of them is known when the first tower is built.
+
+    Its variables stay, and the penalties that `get_variable` made, where `training` finds them. All else is in no collection,
+    and nothing that runs depends on it.
+
+    Args:
+      model: as in `training`.
+      source: as in `training`.
+      tower: the first one.
+      scope: as in `training`; it gets a tower that `is_rehearsal`.
+      draws: as in `training`.
+    """
+    shared: list[tf.Tensor] = []
+    batch, tower = source.batches[0], dataclasses.replace(tower, is_rehearsal=True)
+    with _seed_kept(), _variables_kept():
+        with _tower(tower, scope, shared), randomness.drawing(draws(batch.first)):
+            tf.set_random_seed(randomness.fold(draws(batch.first).seed, 'tower', tower.index))
+            model(_brought(batch.features, tower), training=True)
+    tf.get_default_graph().get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)[:] = shared
 
 
 def inference(
@@ -116,6 +145,25 @@ def _brought(features: structs.Batch, tower: structs.Tower) -> structs.Batch:
             for place, value in zip(places, transfers.brought([leaves[at] for at in places], source=host, target=device), strict=True):
                 leaves[place] = value
     return tf.nest.pack_sequence_as(features, leaves, expand_composites=True)
+
+
+@contextlib.contextmanager
+def _variables_kept() -> Iterator[None]:
+    """Of what comes into collections inside, the variables stay that are found again: global ones, and all that `get_variable` made."""
+    graph = tf.get_default_graph()
+    before = {key: graph.get_collection(key) for key in graph.get_all_collection_keys()}
+    shared: list[tf.Variable] = []
+
+    def get(getter: Callable[..., tf.Variable], *args: Any, **kwargs: Any) -> tf.Variable:
+        shared.append(getter(*args, **kwargs))
+        return shared[-1]
+
+    with tf.variable_scope(tf.get_variable_scope(), custom_getter=get):
+        yield
+    made = set(map(id, [*tf.global_variables(), *shared])) - set(map(id, before.get(tf.GraphKeys.GLOBAL_VARIABLES, ())))
+    for key in [key for key in graph.get_all_collection_keys() if isinstance(key, str)]:  # the others are TensorFlow's own stores
+        new = [item for item in graph.get_collection(key) if id(item) in made]
+        graph.get_collection_ref(key)[:] = [*before.get(key, ()), *new]
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import config as config_lib
 from towers import structs, transfers
-from towers.graph import gradients, variables, weights
+from towers.graph import gradients, making, variables, weights
 from towers.graph.reduce import central, collective, packing
 
 Statistics = Literal['mean', 'first']
@@ -55,7 +55,7 @@ def balanced(
 
 def _shared(name: str, place: variables.Place, parameter_device: str, seed: int, statistics: Statistics) -> structs.Strategy:
     """Variables that all towers read, each where `place` says; one update of one Sum."""
-    carrier = weights.Carrier()
+    carrier, maker = weights.Carrier(), making.Maker(seed)
 
     @contextlib.contextmanager
     def scope(tower: structs.Tower) -> Iterator[gradients.Own]:
@@ -64,7 +64,7 @@ def _shared(name: str, place: variables.Place, parameter_device: str, seed: int,
             return variables.view(variable, tower.devices[0], scope=f'{tower.scope}/read', read=read)
 
         with variables.seen_as(look) as localise:
-            with _model_scope(tower, place, seed, localise):
+            with maker.scope(tower, place, localise):
                 yield gradients.Own(variables.original, functools.partial(carrier.piece, tower))
 
     def spread(totals: Sequence[structs.Sum], outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
@@ -94,7 +94,7 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
     """
     if ps:
         raise ValueError('--ps_hosts hold the variables of --strategy=parameter_server, got mirrored, which has copies on the towers.')
-    carrier = weights.Carrier()
+    carrier, maker = weights.Carrier(), making.Maker(seed)
 
     @contextlib.contextmanager
     def scope(tower: structs.Tower) -> Iterator[gradients.Own]:
@@ -111,7 +111,7 @@ def mirrored(*, parameter_device: str, seed: int, statistics: Statistics = 'mean
             return variables.view(own(variable), tower.devices[0], scope=f'{tower.scope}/read', name=variable.name, read=read)
 
         with variables.seen_as(look) as localise:
-            with _model_scope(tower, place, seed, localise):
+            with maker.scope(tower, place, localise):
                 yield gradients.Own(lambda variable: own(variables.original(variable)))
 
     def spread(totals: Sequence[structs.Sum], outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
@@ -181,6 +181,14 @@ def make(config: config_lib.Config, placement: structs.Placement) -> structs.Str
     )
 
 
+def are_rehearsed(config: config_lib.StrategyConfig, placement: structs.Placement) -> bool:
+    """Whether models are to be built once before all towers: variables may be on other machines than tower 0, and come to it together."""
+    places = list(placement.ps or [placement.parameter_device])
+    if config.strategy == 'balanced':
+        places += [tower.devices[0] for tower in placement.towers]
+    return any(not transfers.same_machine(place, placement.towers[0].host) for place in places)
+
+
 def reading(*, seed: int, prefix: str, valued: Callable[[tf.Variable], tf.Variable]) -> Callable[[structs.Tower], Any]:
     """The context of towers that are built out of training in a graph that trains: they read its variables and make none but local ones.
 
@@ -190,6 +198,7 @@ def reading(*, seed: int, prefix: str, valued: Callable[[tf.Variable], tf.Variab
       valued: from a canonical trainable variable to the one whose values are read.
     """
     penalised: set[Any] = set()
+    maker = making.Maker(seed, is_done=True)
 
     @contextlib.contextmanager
     def scope(tower: structs.Tower) -> Iterator[gradients.Own]:
@@ -204,7 +213,7 @@ def reading(*, seed: int, prefix: str, valued: Callable[[tf.Variable], tf.Variab
                 tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, kwargs['regularizer'](variable))
             return variable
 
-        with variables.seen_as(look) as localise, _model_scope(tower, lambda _: tower.host, seed, localise, made=True):
+        with variables.seen_as(look) as localise, maker.scope(tower, lambda _: tower.host, localise):
             with tf.variable_scope(tf.get_variable_scope(), custom_getter=get):
                 yield gradients.Own(variables.original)
 
@@ -244,15 +253,3 @@ STRATEGIES: dict[str, Callable[..., structs.Strategy]] = {
     'mirrored': mirrored,
     'collective': collective_copies,
 }
-
-
-@contextlib.contextmanager
-def _model_scope(
-    tower: structs.Tower, place: variables.Place, seed: int, localise: variables.Localise, *, made: bool = False
-) -> Iterator[None]:
-    first = tower.index == 0 and not made
-    reuse = None if first else tf.AUTO_REUSE
-    getter = variables.getter(seed=seed, localise=localise)
-    with variables.creating(place=place, prefix=f'{tower.scope}/', first=first):
-        with tf.variable_scope(tf.get_variable_scope(), reuse=reuse, custom_getter=getter):
-            yield

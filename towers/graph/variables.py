@@ -194,24 +194,28 @@ def _beside_variable(regularizer: Callable[[tf.Variable], Any]) -> Callable[[tf.
 
 
 @contextlib.contextmanager
-def creating(*, place: Place, prefix: str, first: bool) -> Iterator[None]:
+def creating(*, place: Place, prefix: str, first: bool, again: Sequence[tf.Variable] | None = None) -> Iterator[None]:
     """Variables made inside are placed, and named without the tower's scope; later towers may make local ones only.
 
     Args:
       place: what a variable is made of, as a creator gets it -> device string.
       prefix: the tower's name scope with its slash.
-      first: whether this is tower 0, which makes the canonical variables.
+      first: whether this is what makes the canonical variables.
+      again: where tower 0 is built again, what is given in place of the first ones that it would make; None = it isn't.
 
     Raises:
       ValueError: a later tower makes a variable that a checkpoint would hold.
     """
+    before, made_by = iter(again or ()), 'tower_0' if again is None else 'an earlier build of it'
 
     def creator(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ())
         if not first and not local:
+            if (made := next(before, None)) is not None:
+                return made
             raise ValueError(
-                f'{prefix[:-1]} made the variable {kwargs.get("name") or "Variable"!r}, which tower_0 did not share; '
-                'expected the variables of tower_0. get_variable inside the model, with the same name each time, is what shares.'
+                f'{prefix[:-1]} made the variable {kwargs.get("name") or "Variable"!r}, which {made_by} did not share; '
+                f'expected the variables of {made_by}. get_variable inside the model, with the same name each time, is what shares.'
             )
         if local:
             return next_creator(**kwargs)

@@ -191,10 +191,10 @@ def compute(
     Raises:
       ValueError: the model does not fit.
     """
-    strategy = strategies.make(config, placement)
-    outputs = build.training(
-        model, source, placement.towers, scope=strategy.scope, draws=functools.partial(randomness.Draws, config.seed, step)
-    )
+    strategy, draws = strategies.make(config, placement), functools.partial(randomness.Draws, config.seed, step)
+    if strategies.are_rehearsed(config, placement):
+        build.rehearse(model, source, placement.towers[0], scope=strategy.scope, draws=draws)
+    outputs = build.training(model, source, placement.towers, scope=strategy.scope, draws=draws)
     with tf.name_scope('average/'):
         made = chain.run_each(strategy.reduce(outputs), config, normalised=central.normalised(outputs), penalties=outputs[0].penalties)
     return strategy, Computed(outputs, *made[0], tuple(each for each, _, _ in made[1:]))

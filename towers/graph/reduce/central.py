@@ -7,7 +7,7 @@ crosses for each sum and machine, whatever its number of towers.
 import collections
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import tensorflow.compat.v1 as tf
@@ -18,6 +18,8 @@ from towers.graph.reduce import packing
 
 Machines: TypeAlias = Mapping[str, Sequence[int]]  # a machine's CPU -> the places of its towers
 Target: TypeAlias = tuple[str, str, int]  # of a write: variable, kind, and how many there were before of the same
+
+_NO_NUMBERS = (tf.string, tf.variant, tf.resource)
 
 
 def total(
@@ -39,8 +41,8 @@ def total(
     """
     made = made or {}
     variables = outputs[0].variables
-    machines = _machines(outputs)
     devices = [variable.device if beside else device for variable in variables]
+    machines = _machines(outputs, [device, *devices, *[write.variable.device for write in outputs[0].state]])
     with tf.device(device), tf.name_scope('sum'):
         columns = [
             [None] * len(outputs) if index in made else [output.gradients[index] for output in outputs] for index in range(len(variables))
@@ -49,7 +51,10 @@ def total(
         losses = [_weighted_loss(output) for output in outputs]
         weights = [tf.constant(1.0)] if normalised(outputs) else [output.weight for output in outputs]
         means, sums = _means(outputs, examples, statistics), _sums([output.metrics for output in outputs])
-        written = [write.variable.device or device for target, write in _by_target(outputs[0].state).items() if target in means]
+        if machines:
+            means.update(_firsts(outputs, means))
+        state = _by_target(outputs[0].state)
+        written = [state[target].variable.device or device for target in means]
         if machines:
             places = [*devices, device, device, *written, *[device] * len(sums)]
             columns = _over_machines([*columns, losses, weights, *means.values(), *sums], places, machines, variables)
@@ -77,12 +82,13 @@ def normalised(outputs: Sequence[structs.TowerOutput]) -> bool:
     return all(output.output.weight is None for output in outputs)
 
 
-def _machines(outputs: Sequence[structs.TowerOutput]) -> Machines:
-    """The places of each machine's towers, by its CPU's device; empty where there is one machine only."""
+def _machines(outputs: Sequence[structs.TowerOutput], devices: Iterable[str]) -> Machines:
+    """The places of each machine's towers, by its CPU's device; empty where there is one only, and all `devices` of sums are there."""
     places: dict[str, list[int]] = {}
     for place, output in enumerate(outputs):
         places.setdefault(output.tower.host, []).append(place)
-    return places if len(places) > 1 else {}
+    alone = len(places) == 1 and all(transfers.same_machine(outputs[0].tower.host, place) for place in dict.fromkeys(devices) if place)
+    return {} if alone else places
 
 
 def _together(columns: Sequence[Sequence[Any]], devices: Sequence[str], outputs: Sequence[structs.TowerOutput]) -> list[list[Any]]:
@@ -119,7 +125,8 @@ def _over_machines(
 ) -> list[list[Any]]:
     """For each column, one tensor from each tower, the sums over each machine's towers, small ones packed for their way to `devices`.
 
-    The first columns are the gradients of `variables`; None = no gradient. Of the others those stay as they are whose sum is known.
+    The first columns are the gradients of `variables`; None = no gradient. Of the others those stay as they are whose sum is known;
+    None = nothing from this tower.
     """
     known = {index for index, column in enumerate(columns) if index >= len(variables) and _known(column) is not None}
     found: list[list[Any]] = [list(column) if index in known or not machines else [] for index, column in enumerate(columns)]
@@ -140,10 +147,10 @@ def _over_machines(
 
 
 def _partial(own: Sequence[Any], host: str, variable: tf.Variable | None) -> Any:
-    """The sum over a machine's towers on its CPU; None where they have no gradient of the variable."""
+    """The sum over a machine's towers on its CPU; None where they have nothing of it, no gradient of the variable."""
     if variable is None:
         with tf.device(host):
-            return _add(own)
+            return _add(own) if any(tensor is not None for tensor in own) else None
     with tf.name_scope(variable.op.name), tf.device(host):
         return add(own, variable) if any(gradient is not None for gradient in own) else None
 
@@ -186,8 +193,9 @@ def _metrics(first: Mapping[str, structs.Metric], sums: Sequence[Sequence[tf.Ten
     return {name: structs.Metric(tuple(itertools.islice(totals, len(metric.sums))), metric.result) for name, metric in first.items()}
 
 
-def _add(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tensors[0] if len(tensors) == 1 else tf.add_n(tensors)
+def _add(tensors: Sequence[tf.Tensor | None]) -> tf.Tensor:
+    present = [tensor for tensor in tensors if tensor is not None]
+    return present[0] if len(present) == 1 else tf.add_n(present)
 
 
 def _total(column: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -198,7 +206,7 @@ def _total(column: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def _known(column: Sequence[tf.Tensor]) -> Any:
     """The sum of scalars that are known; None where they aren't."""
-    values: list[Any] = [tf.get_static_value(tensor) for tensor in column] if column[0].shape.rank == 0 else [None]
+    values: list[Any] = [0 if tensor is None else tf.get_static_value(tensor) for tensor in column] if column[0].shape.rank == 0 else [None]
     return None if any(value is None for value in values) else sum(values)
 
 
@@ -226,6 +234,16 @@ def _means(outputs: Sequence[structs.TowerOutput], examples: tf.Tensor, statisti
     return {
         target: [_part(output, writes[target].value, share) for output, writes, share in zip(outputs, towers, shares, strict=True)]
         for target in averaged
+    }
+
+
+def _firsts(outputs: Sequence[structs.TowerOutput], means: Mapping[Target, Any]) -> dict[Target, list[tf.Tensor | None]]:
+    """For each other write of numbers of tower 0's its value, which comes from that tower's machine alone."""
+    host, others = outputs[0].tower.host, [None] * (len(outputs) - 1)
+    return {
+        target: [write.value, *others]
+        for target, write in _by_target(outputs[0].state).items()
+        if target not in means and write.value.dtype not in _NO_NUMBERS and transfers.same_machine(write.value.device, host)
     }
 
 
