@@ -91,27 +91,27 @@ def everything(x, *, training):
     return towers.ModelOutput(loss + words.lookup(tf.constant('a')) + seen + own)
 
 
-def built(rehearsed):
+def built(surveyed):
     """A graph with one tower: its operations, its collections, and tower 0's output."""
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(5)
         given = inputs.training(inputs.open_source(harness.numbers(1, 2), host='/cpu:0'), config.InputConfig(batch_size=2), ONE)
         how = {'scope': strategy().scope, 'draws': functools.partial(randomness.Draws, 1, tf.constant(0, tf.int64))}
-        if rehearsed:
-            build.rehearse(everything, given, ONE[0], **how)
+        if surveyed:
+            build.survey(everything, given, ONE[0], **how)
         [output] = build.training(everything, given, ONE, **how)
         found = {key: [item.name for item in graph.get_collection(key)] for key in graph.get_all_collection_keys() if isinstance(key, str)}
         return [op.name for op in graph.get_operations()], found, output, graph.seed
 
 
-def test_of_a_rehearsal_only_the_variables_stay():
+def test_of_a_survey_only_the_variables_stay():
     (names, collections, output, seed), (plain, expected, alone, _) = built(True), built(False)
     assert collections == expected and {'means', 'mine'} < expected.keys() and seed == 5
-    assert sorted(name for name in names if not name.startswith('rehearsal/')) == sorted(plain)
+    assert sorted(name for name in names if not name.startswith('survey/')) == sorted(plain)
     assert [v.op.name for v in output.variables] == [v.op.name for v in alone.variables] == ['w', 'free', 'free_1']
     assert [p.op.name for p in output.penalties] == [p.op.name for p in alone.penalties]
     needed = writes.ancestors([tensor.op for tensor in (*output.gradients, output.output.loss, *[write.value for write in output.state])])
-    assert not [operation.name for operation in needed if operation.name.startswith('rehearsal/')]
+    assert not [operation.name for operation in needed if operation.name.startswith('survey/')]
 
 
 def test_a_model_that_makes_other_variables_each_time_is_told_of():
@@ -122,7 +122,7 @@ def test_a_model_that_makes_other_variables_each_time_is_told_of():
     def model(x, *, training):
         return towers.ModelOutput(loss_of(x, name=f'w{next(names)}'))
 
-    build.rehearse(model, given, PLACEMENT.towers[0], **how)
+    build.survey(model, given, PLACEMENT.towers[0], **how)
     with pytest.raises(ValueError, match=r"tower_0 made the variable 'w1', which an earlier build of it did not share; .* is what shares"):
         build.training(model, given, PLACEMENT.towers, **how)
 

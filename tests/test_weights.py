@@ -10,7 +10,7 @@ from towers.graph import strategies
 
 MACHINES, SMALL = [f'/job:worker/task:{index}' for index in range(3)], 5
 TOWERS = [structs.Tower(index, (f'{machine}/cpu:0',), f'{machine}/cpu:0') for index, machine in enumerate(MACHINES)]
-REHEARSAL = dataclasses.replace(TOWERS[0], is_rehearsal=True)
+SURVEY = dataclasses.replace(TOWERS[0], is_survey=True)
 
 
 def arrivals(place, towers):
@@ -26,7 +26,7 @@ def arrivals(place, towers):
                 read += [tf.get_variable('moving', [3], trainable=False), tf.get_variable('large', [200, 100])]
                 assert [tf.negative(variable).shape for variable in read] == [variable.shape for variable in read]
     found = {machine: set() for machine in MACHINES}
-    for operation in [each for each in graph.get_operations() if not each.name.startswith(REHEARSAL.scope)]:
+    for operation in [each for each in graph.get_operations() if not each.name.startswith(SURVEY.scope)]:
         own = task(operation.device)
         found.get(own, set()).update(tensor.name for tensor in operation.inputs if tensor.device and task(tensor.device) != own)
     packs = {name.partition(':')[0] for tensors in found.values() for name in tensors if 'packed' in name}
@@ -45,9 +45,9 @@ def task(device):
     [
         (f'{MACHINES[0]}/cpu:0', TOWERS, [0, 2, 2], 2),
         ('/job:master/task:0/cpu:0', TOWERS, [SMALL + 2, 2, 2], 2),
-        ('/job:master/task:0/cpu:0', [REHEARSAL, *TOWERS], [2, 2, 2], 3),
+        ('/job:master/task:0/cpu:0', [SURVEY, *TOWERS], [2, 2, 2], 3),
     ],
-    ids=['on the first machine', 'on a master of its own', 'on a master of its own, rehearsed'],
+    ids=['on the first machine', 'on a master of its own', 'on a master of its own, surveyed'],
 )
 def test_small_weights_come_together_once_it_is_known_which_are_read(place, towers, expected, behind):
     assert arrivals(place, towers) == (expected, behind)

@@ -20,18 +20,18 @@ class Tower:
       index: 0-based number of the tower over all machines.
       devices: device strings of this tower; more than one means model parallelism inside the tower.
       host: device string of its machine's CPU.
-      is_rehearsal: nothing runs there: the model is built once before all towers, for its variables and what it reads of them.
+      is_survey: nothing runs there: the model is built once before all towers, for its variables and what it reads of them.
     """
 
     index: int
     devices: tuple[str, ...]
     host: str
-    is_rehearsal: bool = False
+    is_survey: bool = False
 
     @property
     def scope(self) -> str:
         """The name scope in which this tower is built: `tower_0`, `tower_1`, ..."""
-        return 'rehearsal' if self.is_rehearsal else f'tower_{self.index}'
+        return 'survey' if self.is_survey else f'tower_{self.index}'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,7 +60,7 @@ def training(
     return tuple(outputs)
 
 
-def rehearse(
+def survey(
     model: structs.Model,
     source: structs.Input,
     tower: structs.Tower,
@@ -77,11 +77,11 @@ def rehearse(
       model: as in `training`.
       source: as in `training`.
       tower: the first one.
-      scope: as in `training`; it gets a tower that `is_rehearsal`.
+      scope: as in `training`; it gets a tower that `is_survey`.
       draws: as in `training`.
     """
     shared: list[tf.Tensor] = []
-    batch, tower = source.batches[0], dataclasses.replace(tower, is_rehearsal=True)
+    batch, tower = source.batches[0], dataclasses.replace(tower, is_survey=True)
     with _seed_kept(), _variables_kept():
         with _tower(tower, scope, shared), randomness.drawing(draws(batch.first)):
             tf.set_random_seed(randomness.fold(draws(batch.first).seed, 'tower', tower.index))

@@ -10,7 +10,7 @@ from towers.graph import variables
 
 
 class Maker:
-    """Makes a model's variables while it is first built, as a rehearsal or as tower 0, and gives them to those that come later.
+    """Makes a model's variables while it is first built, as a survey or as tower 0, and gives them to those that come later.
 
     Args:
       seed: the run's seed.
@@ -19,7 +19,7 @@ class Maker:
 
     def __init__(self, seed: int, *, is_done: bool = False) -> None:
         self._seed, self._is_done = seed, is_done
-        self._plain: list[tf.Variable] = []  # made in a rehearsal without `get_variable`, by which only one tower can find them
+        self._plain: list[tf.Variable] = []  # made in a survey without `get_variable`, by which only one tower can find them
 
     @contextlib.contextmanager
     def scope(self, tower: structs.Tower, place: variables.Place, localise: variables.Localise) -> Iterator[None]:
@@ -42,6 +42,6 @@ class Maker:
         with variables.creating(place=place, prefix=f'{tower.scope}/', first=first, again=again):
             with tf.variable_scope(tf.get_variable_scope(), reuse=None if first else tf.AUTO_REUSE, custom_getter=getter):
                 yield
-        if tower.is_rehearsal:
+        if tower.is_survey:
             self._is_done = True
             self._plain = [variable for variable in tf.global_variables()[known:] if variable.ref() not in shared]

@@ -181,7 +181,7 @@ def make(config: config_lib.Config, placement: structs.Placement) -> structs.Str
     )
 
 
-def are_rehearsed(config: config_lib.StrategyConfig, placement: structs.Placement) -> bool:
+def are_surveyed(config: config_lib.StrategyConfig, placement: structs.Placement) -> bool:
     """Whether models are to be built once before all towers: variables may be on other machines than tower 0, and come to it together."""
     places = list(placement.ps or [placement.parameter_device])
     if config.strategy == 'balanced':

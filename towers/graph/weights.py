@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from towers import reads, structs, transfers
 from towers.graph.reduce import packing
 
-_REHEARSAL = ''  # in place of a machine
+_SURVEY = ''  # in place of a machine
 
 
 class Carrier:
@@ -18,7 +18,7 @@ class Carrier:
 
     def value(self, tower: structs.Tower, variable: tf.Variable) -> tf.Tensor:
         """A variable's value on the device of a tower, or where it comes from to that one alone."""
-        if tower.is_rehearsal:
+        if tower.is_survey:
             self._packs.expect(variable)
             return reads.read(variable)
         return self._bundles.on(tower, variable, self._packs.on(tower.host, variable))
@@ -32,21 +32,21 @@ class Carrier:
 class Packs:
     """Brings the variables' values to machines, once to each.
 
-    Small ones come to a machine as one tensor for each device that holds some of them. Which there are is known from a rehearsal,
-    or when the towers of a machine have been built: without a rehearsal each comes by itself to the first machine, unless that one
+    Small ones come to a machine as one tensor for each device that holds some of them. Which there are is known from a survey,
+    or when the towers of a machine have been built: without a survey each comes by itself to the first machine, unless that one
     holds them.
     """
 
     def __init__(self, bring: Callable[..., tf.Tensor]) -> None:
         self._bring = bring
-        self._read: dict[str, dict[str, tf.Variable]] = {}  # by machine, the small ones that its towers read; those of a rehearsal first
+        self._read: dict[str, dict[str, tf.Variable]] = {}  # by machine, the small ones that its towers read; those of a survey first
         self._packed: dict[str, dict[str, list[tf.Tensor]]] = {}  # by machine, the packs that go to it, by device
         self.pieces: dict[str, dict[str, tf.Tensor]] = {}  # by machine, what came in them
 
     def expect(self, variable: tf.Variable) -> None:
         """Notes that towers will read a variable; to be called before any does."""
         if packing.is_small(variable):
-            self._read.setdefault(_REHEARSAL, {})[variable.handle.name] = variable
+            self._read.setdefault(_SURVEY, {})[variable.handle.name] = variable
 
     def on(self, host: str, variable: tf.Variable) -> tf.Tensor:
         """A variable's value on the CPU of a machine, or where the variable is, if that is the same machine."""

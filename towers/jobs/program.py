@@ -192,8 +192,8 @@ def compute(
       ValueError: the model does not fit.
     """
     strategy, draws = strategies.make(config, placement), functools.partial(randomness.Draws, config.seed, step)
-    if strategies.are_rehearsed(config, placement):
-        build.rehearse(model, source, placement.towers[0], scope=strategy.scope, draws=draws)
+    if strategies.are_surveyed(config, placement):
+        build.survey(model, source, placement.towers[0], scope=strategy.scope, draws=draws)
     outputs = build.training(model, source, placement.towers, scope=strategy.scope, draws=draws)
     with tf.name_scope('average/'):
         made = chain.run_each(strategy.reduce(outputs), config, normalised=central.normalised(outputs), penalties=outputs[0].penalties)
