@@ -5,23 +5,36 @@ import time
 from collections.abc import Callable, Mapping
 
 
-def in_turn(sides: Mapping[str, Callable[[], object]], *, rounds: int, steps: int) -> dict[str, list[float]]:
-    """Calls per second of each side, one figure a round, after a first round that isn't counted.
+def in_turn(sides: Mapping[str, Callable[..., object]], *, rounds: int, steps: int) -> dict[str, list[float]]:
+    """Steps per second of each side, one figure a round, after a first round that isn't counted.
 
     Args:
-      sides: name -> what to call.
+      sides: name -> what makes a step, or as many as it is given.
       rounds: in each, every side has its turn.
-      steps: calls in one turn.
+      steps: of one turn.
     """
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for round_number in range(rounds + 1):
         for name, step in sides.items():
             start = time.perf_counter()
-            for _ in range(steps):
-                step()
+            make(step, steps)
             if round_number:
                 rates[name].append(steps / (time.perf_counter() - start))
     return rates
+
+
+def takes_many(step: Callable[..., object]) -> bool:
+    """Whether what makes a step makes as many as it is given."""
+    return bool(getattr(step, '__defaults__', None))
+
+
+def make(step: Callable[..., object], steps: int) -> None:
+    """Makes some steps."""
+    if takes_many(step):
+        step(steps)
+        return
+    for _ in range(steps):
+        step()
 
 
 def steps_in(secs: float, run: Callable[[int], float]) -> int:

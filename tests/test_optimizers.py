@@ -80,11 +80,9 @@ def update_of(gradients, variables, *, device='/cpu:0', scope=contextlib.nullcon
 
 
 def apply(name, gradients, variables, *, weight_decay=0.0, after=(), factory=None, **update):
-    rate = tf.constant(RATE)
-    optimizer = (factory or optimizers.make(config.OptimizerConfig(optimizer=name, weight_decay=weight_decay)))(rate)
-    return optimizers.apply(
-        optimizer, update_of(gradients, variables, **update), learning_rate=rate, weight_decay=weight_decay, after=after
-    )
+    factory = factory or optimizers.make(config.OptimizerConfig(optimizer=name, weight_decay=weight_decay))
+    update = update_of(gradients, variables, **update)
+    return optimizers.apply(factory, update, learning_rate=tf.constant(RATE), weight_decay=weight_decay, after=after)
 
 
 def make_variable(name='w', value=START, dtype=tf.float32, device='/cpu:0'):

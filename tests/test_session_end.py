@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from towers.hooks import watch
-from towers.run import session
+from towers.run import session, watchdog
 
 
 class Log(tf.train.SessionRunHook):
@@ -33,7 +33,7 @@ class Watch:
     """Writes down what it is told."""
 
     def __init__(self, calls):
-        self.calls = calls
+        self.calls, self.steps = calls, watchdog.Steps()
 
     def step_begins(self):
         self.calls.append('step begins')
@@ -41,8 +41,11 @@ class Watch:
     def step_ends(self, step):
         self.calls.append(f'step {step} ends')
 
-    def next_step_ends(self):
-        self.calls.append('next step ends')
+    def steps_begin(self):
+        self.calls.append('steps begin')
+
+    def steps_end(self, made):
+        self.calls.append(f'{made} steps end')
 
     def held_back(self):
         self.calls.append('held back')
@@ -77,6 +80,23 @@ def test_a_watch_hears_of_steps_of_the_users_hooks_and_of_saves():
         *['step begins', 'before', 'before', 'step 1 ends', 'after', 'saves', 'after'],
         *['hooks', 'end', 'saves', 'end'],
     ]
+
+
+@pytest.mark.parametrize(
+    ('most', 'tells', 'secs', 'made'), [(5, None, 1e9, 5), (5, None, 0.0, 1), (9, 3, 1e9, 3)], ids=['most', 'time', 'held back']
+)
+def test_only_a_watch_hears_of_quiet_steps_and_counts_them(most, tells, secs, made):
+    """They end with the most that are asked for, with the time, and with one that changed nothing."""
+    calls, graph = [], counting()
+    told = Watch(calls)
+    with graph.as_default():
+        number = graph.get_tensor_by_name('step:0')
+        changed = tf.not_equal(number, -1 if tells is None else tells)
+    with opened(graph, [watch.StepHook(told, number), Log(calls)]) as master:
+        calls.clear()
+        assert master.quiet([changed])(most, time.monotonic() + secs) == (made, tells is None)
+        assert calls == ['steps begin', f'{made} steps end'] and (told.steps.done, told.steps.number) == (made, made)
+        assert master.run('step:0') == made + 1
 
 
 def test_a_loop_ended_between_two_steps_ends_cleanly_and_keeps_its_first_reason():

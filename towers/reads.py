@@ -1,4 +1,4 @@
-"""Reads of variables, and values brought from one device to another, as few as will do."""
+"""Reads and counts of variables, and values brought from one device to another, by as few operations as will do."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,6 +9,14 @@ def read(variable: tf.Variable) -> tf.Tensor:
     """The value, read where the variable is by one operation; `read_value` makes an identity besides."""
     with tf.device(None), tf.device(variable.device):
         return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype.base_dtype, name='read')
+
+
+def count(variable: tf.Variable) -> tf.Operation:
+    """Adds 1 to an int64 scalar variable where it is, by one operation on a CPU, where `assign_add` needs a constant besides."""
+    with tf.device(variable.device):
+        if tf.DeviceSpec.from_string(variable.device).device_type == 'CPU':
+            return tf.raw_ops.ResourceCountUpTo(resource=variable.handle, limit=tf.int64.max, T=tf.int64).op
+        return variable.assign_add(1, read_value=False)
 
 
 def once() -> Callable[..., tf.Tensor]:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from scripts import _start
+from scripts import _measure, _start
 
 _start.load_tensorflow([])
 from scripts._bench import checkouts, known, sides, workloads  # noqa: E402
@@ -26,19 +26,15 @@ def main(name: str, workload: str, towers: str, source: str, checkout: str = '')
         step()
         _say(answers, started=time.perf_counter() - began)
         for line in sys.stdin:
-            _say(answers, **_measure(step, int(line)))
+            _say(answers, **_slice(step, int(line)))
 
 
-def _measure(step: sides.Step, steps: int) -> dict[str, float]:
-    if step.__defaults__:  # it makes many steps a call, as Keras' fit does: what a call costs beside its steps is taken off
+def _slice(step: sides.Step, steps: int) -> dict[str, float]:
+    if _measure.takes_many(step):  # as Keras' fit does and Towers' own loop: what a call costs beside its steps is taken off
         short, long = _timed(lambda: step(1)), _timed(lambda: step(1 + steps))
         return {'secs': max(long[0] - short[0], 1e-9), 'cpu': long[1] + short[1], 'peak_mb': _peak_mb()}
 
-    def run() -> None:
-        for _ in range(steps):
-            step()
-
-    secs, cpu = _timed(run)
+    secs, cpu = _timed(lambda: _measure.make(step, steps))
     return {'secs': secs, 'cpu': cpu, 'peak_mb': _peak_mb()}
 
 

@@ -26,23 +26,26 @@ def opened(
     hooks: Sequence[tf.train.SessionRunHook] = (),
     *,
     claim: run_directory.Claim = _NEW,
-) -> Iterator[tuple[session.MasterSession, Callable[[], stepping.Made]]]:
-    """The master session of a program, and a function that makes the next step of its training; `hooks` besides its own."""
+) -> Iterator[tuple[session.MasterSession, Callable[..., stepping.Made]]]:
+    """The master session of a program, and a function that makes the next steps of its training; `hooks` besides its own."""
     seen = stepping.seen(made, config, hooks)
     with training.opened(made, config, claim=claim, hooks=hooks, around=run_hooks.Around(seen=seen)) as master:
         stepper, reached = stepping.Stepper(master, made.step, seen), claim.found.step if claim.found else 0
 
-        def step() -> stepping.Made:
+        def make(steps: int = 1) -> stepping.Made:
             nonlocal reached
-            made = stepper.make(reached)
-            reached = made.step
-            return made
+            while True:
+                made = stepper.make(reached, steps)
+                steps -= max(1, made.step - reached)  # one that is held back leads nowhere
+                reached = made.step
+                if steps <= 0:
+                    return made
 
-        yield master, step
+        yield master, make
 
 
 @contextlib.contextmanager
-def asked_for(values: Any) -> Iterator[tuple[program.Program, session.MasterSession, Callable[[], stepping.Made]]]:
+def asked_for(values: Any) -> Iterator[tuple[program.Program, session.MasterSession, Callable[..., stepping.Made]]]:
     """The training that flags ask for, without an end and in a folder of its own: its program, and what `opened` gives."""
     work = _zoo.load(values)
     with tempfile.TemporaryDirectory(prefix='towers-benchmark-') as folder:

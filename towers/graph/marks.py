@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
-from towers import structs
+from towers import reads, structs
 
 _ANSWER_SECS = 5.0
 
@@ -135,5 +135,5 @@ def _mark(what: str, name: str, device: str, after: Sequence[tf.Tensor]) -> stru
             tf.zeros([], tf.int64), trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES], name=name, use_resource=True
         )
         with tf.control_dependencies(after):
-            advance = variable.assign_add(1, read_value=False)
+            advance = reads.count(variable)
         return structs.Mark(what, advance, variable.read_value())

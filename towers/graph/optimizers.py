@@ -14,16 +14,21 @@ from towers.graph import rows
 Factory: TypeAlias = Callable[[tf.Tensor], tf.train.Optimizer]  # learning rate -> a fresh optimizer
 
 
+def _constant(momentum: float) -> tf.Tensor:
+    """Made with the optimizer, it is there before the update is let through, which would else wait for it."""
+    return tf.constant(momentum, name='momentum')
+
+
 def _sgd(config: config_lib.OptimizerConfig, rate: tf.Tensor, **_: Any) -> tf.train.Optimizer:
     return tf.train.GradientDescentOptimizer(rate)
 
 
 def _momentum(config: config_lib.OptimizerConfig, rate: tf.Tensor, **_: Any) -> tf.train.Optimizer:
-    return rows.Momentum(rate, config.momentum)
+    return rows.Momentum(rate, _constant(config.momentum))
 
 
 def _nesterov(config: config_lib.OptimizerConfig, rate: tf.Tensor, **_: Any) -> tf.train.Optimizer:
-    return rows.Momentum(rate, config.momentum, use_nesterov=True)
+    return rows.Momentum(rate, _constant(config.momentum), use_nesterov=True)
 
 
 def _adam(config: config_lib.OptimizerConfig, rate: tf.Tensor, **epsilon: float) -> tf.train.Optimizer:
@@ -107,7 +112,7 @@ def require_factory(given: Any) -> None:
 
 
 def apply(
-    optimizer: tf.train.Optimizer,
+    factory: Factory,
     update: structs.Update,
     *,
     learning_rate: tf.Tensor,
@@ -121,10 +126,10 @@ def apply(
     all gradients and all of `after` are there, so nothing that they are made of can see a new value.
 
     Args:
-      optimizer: any `tf.train.Optimizer`, for this copy of the variables alone.
+      factory: makes the `tf.train.Optimizer` of this copy of the variables alone, from `learning_rate`.
       update: gradients in fp32 at least, None to skip a variable; they are cast to the variables' types here. Variables
         that the optimizer makes are made in `update.scope()`, a context of variable creators.
-      learning_rate: fp32 scalar, the one given to the optimizer.
+      learning_rate: fp32 scalar.
       weight_decay: 0.0 for none.
       after: readers of the old values, such as the losses and the penalty.
 
@@ -134,9 +139,10 @@ def apply(
     Raises:
       ValueError: a user's factory gave something else than an optimizer.
     """
-    if not isinstance(optimizer, tf.train.Optimizer):
-        raise ValueError(f'The function given as optimizer= must return a tf.train.Optimizer, got {_a(optimizer)}; {_REMEDY}')
     with tf.device(update.device), tf.name_scope('apply/'):  # one scope for all copies' updates
+        optimizer = factory(learning_rate)
+        if not isinstance(optimizer, tf.train.Optimizer):
+            raise ValueError(f'The function given as optimizer= must return a tf.train.Optimizer, got {_a(optimizer)}; {_REMEDY}')
         pairs = _cast(update)
         parts = [part for gradient, _ in pairs for part in _tensors(gradient)]
         ready = tf.group(*parts, *after, name='ready')

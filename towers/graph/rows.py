@@ -41,7 +41,7 @@ def summed(gradient: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
 class Momentum(tf.train.MomentumOptimizer):
     """tf.train.MomentumOptimizer: momentum <- mu momentum + g; v <- v - rate momentum."""
 
-    def __init__(self, learning_rate: tf.Tensor, momentum: float, use_nesterov: bool = False) -> None:
+    def __init__(self, learning_rate: tf.Tensor, momentum: tf.Tensor, use_nesterov: bool = False) -> None:
         """As its base class."""
         super().__init__(learning_rate, momentum, use_nesterov=use_nesterov)
         self._rate, self._mu, self._nesterov = learning_rate, momentum, use_nesterov
@@ -51,7 +51,7 @@ class Momentum(tf.train.MomentumOptimizer):
 
     def _rule(self, variable: tf.Variable, numbers: tf.Tensor, gradient: tf.Tensor) -> tf.Operation:
         slot = self.get_slot(variable, 'momentum')
-        rate, mu = tf.cast(self._rate, gradient.dtype), tf.constant(self._mu, gradient.dtype)
+        rate, mu = tf.cast(self._rate, gradient.dtype), tf.cast(self._mu, gradient.dtype)
         new = mu * tf.gather(slot, numbers) + gradient
         step = rate * (gradient + mu * new) if self._nesterov else rate * new
         return tf.group(_set(slot, numbers, new), _subtract(variable, numbers, step))

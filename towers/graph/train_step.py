@@ -26,16 +26,12 @@ class Counters:
       examples_seen: int64 variable, examples in the batches of those updates.
       skipped_steps: int64 variable, steps that changed nothing else since they were not finite.
       step: int64 scalar, global_step read before the update.
-      examples: int64 scalar, examples_seen read before the update.
-      skipped: int64 scalar, skipped_steps read before the update.
     """
 
     global_step: tf.Variable
     examples_seen: tf.Variable
     skipped_steps: tf.Variable
     step: tf.Tensor
-    examples: tf.Tensor
-    skipped: tf.Tensor
 
     @property
     def variables(self) -> tuple[tf.Variable, ...]:
@@ -65,15 +61,13 @@ class Gate:
 
 
 def counters(device: str) -> Counters:
-    """Makes the counters and their reads, which come before every model and input."""
+    """Makes the counters, which come before every model and input."""
     with tf.device(device):
         global_step = tf.train.get_or_create_global_step()
         examples_seen, skipped_steps = _counter('examples_seen'), _counter('skipped_steps')
-        with tf.name_scope('counters'):  # A model's variable that is named as an operation outside all scopes would be renamed.
-            variables = (global_step, examples_seen, skipped_steps)
-            read = Counters(*variables, *map(reads.read, variables))
-            tf.add_to_collection(_STEP_READS, read.step)
-            return read
+        step = tf.get_default_graph().as_graph_element(global_step)  # the read that a session makes for who asks for the variable
+        tf.add_to_collection(_STEP_READS, step)
+        return Counters(global_step, examples_seen, skipped_steps, step)
 
 
 def make(
@@ -98,11 +92,11 @@ def make(
       copies from the canonical variables)
     """
     writes = [w for update in updates for w in update.state]
-    counts = [count.step, count.examples, count.skipped, tf.get_default_graph().as_graph_element(count.global_step)]
+    before = () if gate.noted is None else _before(count)
     passes = _passes(gate)
-    sides = None if passes is None else _sides(passes, [count.skipped, *gate.first])
+    sides = None if passes is None else _sides(passes, [*before[2:], *gate.first])
     seen = [value for value in report.values() if value.op.type != 'Const']
-    readers = [*gate.first, *seen, *counts, *[w.value for w in writes], *(sides[:1] if sides else ())]
+    readers = [*gate.first, *seen, count.step, *before[1:], *[w.value for w in writes], *(sides[:1] if sides else ())]
     if gate.noted is not None:
         readers += gate.noted.begins(count.step + 1, sides[:1] if sides else [_gradients(updates)])
     applied, made = [], []
@@ -111,39 +105,42 @@ def make(
         with _recording(slots):
             applied.append(apply(update, readers))
         made.append(slots)
-    counted = _counts(gate, count, [*applied, *_written(writes, applied)])
+    counted = _counts(gate, count, before, [*applied, *_written(writes, applied)])
     if sides is None:
         operation = tf.group(*counted, name='count/step')
     else:
-        operation = _joined(counted, sides[0], _skipped(gate, count, sides[1]))
-    return operation, {**_counted(gate, count, passes), **report}, _sync(updates, made)
+        operation = _joined(counted, sides[0], _skipped(gate, count, before, sides[1]))
+    return operation, {**_counted(gate, count, passes, operation), **report}, _sync(updates, made)
 
 
 def _counter(name: str) -> tf.Variable:
     return tf.get_variable(name, [], tf.int64, initializer=tf.zeros_initializer(), trainable=False, use_resource=True)
 
 
-def _counts(gate: Gate, count: Counters, after: Sequence[tf.Operation]) -> list[tf.Operation]:
+def _counts(gate: Gate, count: Counters, before: Sequence[tf.Tensor], after: Sequence[tf.Operation]) -> list[tf.Operation]:
     """Counts and notes the step, once all of it is written."""
     with tf.name_scope('count'):
         with tf.control_dependencies(after if len(after) == 1 else [tf.group(*after, name='written')]):
             return [
-                count.global_step.assign_add(1, read_value=False),
+                reads.count(count.global_step),
                 count.examples_seen.assign_add(gate.examples, read_value=False),
-                *_noted(gate, count.step + 1, count.examples + gate.examples, count.skipped),
+                *_noted(gate, before, (1, gate.examples, None)),
             ]
 
 
-def _counted(gate: Gate, count: Counters, passes: tf.Tensor | None) -> dict[str, tf.Tensor]:
-    """The counters after the step, computed from their values before it."""
+def _before(count: Counters) -> tuple[tf.Tensor, ...]:
+    """The counters before the step."""
+    with tf.name_scope('counters'):
+        return count.step, reads.read(count.examples_seen), reads.read(count.skipped_steps)
+
+
+def _counted(gate: Gate, count: Counters, passes: tf.Tensor | None, operation: tf.Operation) -> dict[str, tf.Tensor]:
+    """The counters after the step; those that nothing in it needs are read when it has ended, so that only who looks pays for it."""
     with tf.name_scope('report'):
         advanced = tf.constant(1, tf.int64) if passes is None else tf.cast(passes, tf.int64)
-        return {
-            'step': count.step + advanced,
-            'examples': gate.examples,
-            'examples_seen': count.examples + gate.examples * advanced,
-            'skipped': count.skipped + _bad(gate),
-        }
+        with tf.control_dependencies([operation]):
+            seen, skipped = reads.read(count.examples_seen), reads.read(count.skipped_steps)
+        return {'step': count.step + advanced, 'examples': gate.examples, 'examples_seen': seen, 'skipped': skipped}
 
 
 def _passes(gate: Gate) -> tf.Tensor | None:
@@ -174,18 +171,23 @@ def _sides(passes: tf.Tensor, first: Sequence[tf.Operation | tf.Tensor]) -> tupl
             return opened, tf.identity(switch.output_false, name='closed')
 
 
-def _skipped(gate: Gate, count: Counters, closed: tf.Tensor) -> tf.Tensor:
+def _skipped(gate: Gate, count: Counters, before: Sequence[tf.Tensor], closed: tf.Tensor) -> tf.Tensor:
     """The closed side, after what there is to do on it."""
     with tf.control_dependencies([closed]), tf.name_scope(_GATE):
         bad = _bad(gate)
         done = [] if gate.finite is None else [count.skipped_steps.assign_add(bad, read_value=False), *gate.otherwise()]
-        with tf.control_dependencies([*done, *_noted(gate, count.step, count.examples, count.skipped + bad, held_back=True)]):
+        with tf.control_dependencies([*done, *_noted(gate, before, (None, None, bad), held_back=True)]):
             return tf.identity(closed)
 
 
-def _noted(gate: Gate, *counted: tf.Tensor, held_back: bool = False) -> list[tf.Operation]:
-    """Notes the end of a step, with the counters after it."""
-    return [] if gate.noted is None else gate.noted.ends(counted, held_back=held_back)
+def _noted(
+    gate: Gate, before: Sequence[tf.Tensor], more: Sequence[tf.Tensor | int | None], *, held_back: bool = False
+) -> list[tf.Operation]:
+    """Notes the end of a step, with the counters before it and what is added to each."""
+    if gate.noted is None:
+        return []
+    counted = [value if added is None else value + added for value, added in zip(before, more, strict=True)]
+    return gate.noted.ends(counted, held_back=held_back)
 
 
 def _gradients(updates: Sequence[structs.Update]) -> tf.Operation:

@@ -65,6 +65,15 @@ class Looks:
             self._begin(step, now, coming)
         return self.now
 
+    def quiet(self, step: int, secs: float) -> tuple[int, float]:
+        """How many steps from `step` on, which is not looked at, need not be asked for: the most of them, and until when.
+
+        Args:
+          step: the one that `next` was asked for last.
+          secs: the longest time for which nobody asks.
+        """
+        return max(1, int(self._quiet_before - step)), min(self._look_at, self._clock() + secs)
+
     def fetched(self) -> None:
         """Says that the step is through, before any hook is told of it."""
         self._fetched = self._clock()

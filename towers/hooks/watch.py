@@ -1,6 +1,6 @@
 """The two hooks that tell a watch what the loop is doing: one before all others, one between the user's and ours."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import tensorflow.compat.v1 as tf
 
@@ -10,14 +10,21 @@ from towers.hooks import looks
 class Watch(Protocol):
     """What the hooks need of a watch."""
 
+    @property
+    def steps(self) -> Any:
+        """How many steps have ended as `done`, and the last one's number as `number`, both to be counted up at each quiet step."""
+
     def step_begins(self) -> None:
         """A step begins."""
 
     def step_ends(self, step: int) -> None:
         """The step ended, and the hooks are called."""
 
-    def next_step_ends(self) -> None:
-        """The step after the one before ended, a quiet one."""
+    def steps_begin(self) -> None:
+        """Quiet steps begin."""
+
+    def steps_end(self, made: int) -> None:
+        """So many quiet steps ended."""
 
     def held_back(self) -> None:
         """The step that ended last was none."""
@@ -37,7 +44,7 @@ class StepHook(tf.train.SessionRunHook):
         self._watch = watch
         self._seen = seen or looks.Looks()
         self._request = tf.train.SessionRunArgs(step)
-        self.quiet_begins, self.quiet_ends = watch.step_begins, watch.next_step_ends
+        self.quiet = watch
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
         """Says that a step begins."""

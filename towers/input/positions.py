@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import tensorflow.compat.v1 as tf
 from absl import logging as absl_logging
 
-from towers import errors, structs
+from towers import errors, reads, structs
 
 _SAY_SECS = 10.0
 _STATEFUL = re.compile(r'(\w+) is stateful')
@@ -66,7 +66,7 @@ def counted(source: structs.Input, place: tf.Tensor, begin: Begin) -> structs.In
     with tf.name_scope('marks'):
         count, taken = _local('input', []), _local('taken', place.shape.as_list())
         with tf.control_dependencies([place]):  # it comes with the batch
-            counted = count.assign_add(1, read_value=False)
+            counted = reads.count(count)
         with tf.control_dependencies([counted]):
             advance = taken.assign(place, read_value=False)
         given = tf.placeholder(tf.int64, place.shape)

@@ -219,8 +219,7 @@ def _step(
             gate = dataclasses.replace(gate, noted=standing.of(tf.global_variables(), given.count.variables, source, report))
 
     def apply(update: structs.Update, after: Sequence[tf.Tensor]) -> tf.Operation:
-        optimizer, rate = given.optimizer(given.rate), given.rate
-        return optimizers.apply(optimizer, update, learning_rate=rate, weight_decay=config.weight_decay, after=after)
+        return optimizers.apply(given.optimizer, update, learning_rate=given.rate, weight_decay=config.weight_decay, after=after)
 
     averaged = averages.followed(apply, total.variables, config.ema_decay, given.count.step)
     operation, report, sync = train_step.make(gate, strategy.spread(totals, outputs), given.count, apply=averaged, report=report)

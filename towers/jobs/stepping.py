@@ -12,13 +12,15 @@ from towers.hooks import looks
 from towers.jobs import program
 from towers.run import session
 
+_QUIET_SECS = 0.001  # of steps that are made before anybody asks whether to stop, unless one takes longer
+
 
 class Made(NamedTuple):
     """What came of a call.
 
     Attributes:
       step: global_step after it; where it is the one before, or less, the step was held back.
-      report: all examples that the run was trained on so far, and the step's loss; None where the step was not looked at.
+      report: all examples that the run was trained on so far, and the step's loss; None where no step was looked at.
     """
 
     step: int
@@ -39,18 +41,19 @@ class Stepper:
         # The same tuple each time, and a flat one, which is the cheapest form.
         self._asked = (*marks.whole(step), step.step, step.report['examples_seen'], step.report['loss'])
         self._bare = bare(step)
-        self._quiet: Callable[[], Any] | None = None
+        self._quiet: Callable[[int, float], tuple[int, Any]] | None = None
 
-    def make(self, before: int) -> Made:
-        """The step after `before`."""
+    def make(self, before: int, most: int | None = None) -> Made:
+        """The step after `before`, and where it is not looked at some more such steps; `most` of them, if it is given."""
         if self._seen.next(before + 1):
             *_, number, examples, loss = self._master.run(self._asked)
             return Made(int(number), (int(examples), float(loss))) if number > before else self._held_back()
         if self._quiet is None:
             self._quiet = self._master.quiet(self._bare)
-        changed = self._quiet()[0]
+        steps, until = self._seen.quiet(before + 1, _QUIET_SECS)
+        made, changed = self._quiet(steps if most is None else min(steps, most), until)
         if changed is None or changed:  # an operation without an output has no reason to hold a step back
-            return Made(before + 1, None)
+            return Made(before + made, None)
         self._master.held_back()
         return self._held_back()
 

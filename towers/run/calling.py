@@ -1,5 +1,6 @@
 """Calling hooks at each step, but only those that have something to do there, so that many hooks cost little."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -71,27 +72,42 @@ class Caller:
             raise
 
 
-def quietly(hooks: Sequence[Any], step: Callable[[], Any], failed: Callable[[tf.errors.OpError], NoReturn]) -> Callable[[], Any]:
-    """`step` as a step of which only the hooks with `quiet_begins` and `quiet_ends` are told, by these.
+def quietly(
+    hooks: Sequence[Any],
+    step: Callable[[], Sequence[Any]],
+    failed: Callable[[tf.errors.OpError], NoReturn],
+    clock: Callable[[], float] = time.monotonic,
+) -> Callable[[int, float], tuple[int, Any]]:
+    """`step` as a function that makes some steps of which no hook is told but the one that has `quiet`, a watch, and that one by it.
 
     Args:
       hooks: all of them.
-      step: makes it.
+      step: makes one; the first of its values says whether it changed anything, None where that can't be otherwise.
       failed: raises what is to be said of its error.
-    """
-    told = [hook for hook in hooks if hasattr(hook, 'quiet_begins')]
-    begins, ends = [hook.quiet_begins for hook in told], [hook.quiet_ends for hook in told]
+      clock: seconds that never go back.
 
-    def make() -> Any:  # each call of Python costs a microsecond here, where the processor's caches hold the step's data
-        for begin in begins:
-            begin()
+    Returns:
+      A function from the most steps to make and the time after which no further one begins to how many were made, at least one, and
+      the first value of the last: one that changed nothing is the last.
+    """
+    [watch] = [hook.quiet for hook in hooks if hasattr(hook, 'quiet')]
+    steps = watch.steps
+
+    def make(most: int, until: float) -> tuple[int, Any]:
+        watch.steps_begin()
+        made = 0
         try:
-            values = step()
+            while True:  # each call of Python costs a microsecond here, where the processor's caches hold the step's data
+                changed = step()[0]
+                made += 1
+                steps.done += 1
+                steps.number += 1
+                if made >= most or clock() >= until or not (changed is None or changed):
+                    break
         except tf.errors.OpError as error:
             failed(error)
-        for end in ends:
-            end()
-        return values
+        watch.steps_end(made)
+        return made, changed
 
     return make
 

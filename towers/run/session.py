@@ -142,10 +142,10 @@ class MasterSession(contextlib.AbstractContextManager):
         self._caller.after(context, ready.listeners, results[1:], ready.about)
         return results[0]
 
-    def quiet(self, fetches: Sequence[Any]) -> Callable[[], list[Any]]:
-        """A function that makes a step which hooks have nothing to do in, and returns the values of a flat list of fetches.
+    def quiet(self, fetches: Sequence[Any]) -> Callable[[int, float], tuple[int, Any]]:
+        """A function that makes steps which hooks have nothing to do in, by a flat list of fetches; see `calling.quietly`.
 
-        Of such steps only hooks with `quiet_begins` and `quiet_ends` are told, by these. Errors are those of `run`.
+        Errors are those of `run`.
         """
         step = self._session.make_callable(list(fetches))
         return calling.quietly(self._hooks, step, self._fail)

@@ -53,6 +53,20 @@ class Part(enum.Enum):
 _STEPS = (Part.STEP, Part.BATCH)
 
 
+class Steps:
+    """Steps that have ended; the thread that makes them counts, others read.
+
+    Attributes:
+      done: how many in this session, or in this pass.
+      number: of the last one; 0 before the first of this session.
+    """
+
+    __slots__ = ('done', 'number')
+
+    def __init__(self) -> None:
+        self.done = self.number = 0
+
+
 class Watchdog(contextlib.AbstractContextManager):
     """Watches the loop that runs in the `with` block and says in which part it is.
 
@@ -89,12 +103,11 @@ class Watchdog(contextlib.AbstractContextManager):
         self._clock = clock
         self._part = Part.START
         self._beat = 0  # goes up whenever the loop says something
-        self._done = 0
-        self._step = 0
+        self.steps = Steps()
         self._started = 0.0
         self._secs: collections.deque[float] = collections.deque(maxlen=_STEPS_REMEMBERED)
         self._tick = _TICK_SECS if not self._given else min(_TICK_SECS, self._given / 5)
-        self._seen = -1
+        self._seen = -1, 0
         self._looked = clock()
         self._waited = 0.0
         self._noticed = False
@@ -115,18 +128,18 @@ class Watchdog(contextlib.AbstractContextManager):
     @property
     def step(self) -> int:
         """The last finished step; 0 before the first one of this session."""
-        return self._step
+        return self.steps.number
 
     @property
     def in_flight(self) -> int | None:
         """How many steps had ended before the one in flight; None where none is."""
-        return self._done if self._part is Part.STEP else None
+        return self.steps.done if self._part is Part.STEP else None
 
     def enter(self, part: Part, step: int | None = None) -> None:
         """Says that the run is in another part; `step` where it is known."""
         if part is Part.PASS:
-            self._done = 0
-        self._step = self._step if step is None else step
+            self.steps.done = 0
+        self.steps.number = self.steps.number if step is None else step
         self._part = part
         self._beat += 1
 
@@ -138,21 +151,25 @@ class Watchdog(contextlib.AbstractContextManager):
 
     def step_ends(self, step: int | None = None) -> None:
         """Says that the step ended, and its number where that is news."""
-        if self._done:
-            self._secs.append(self._clock() - self._started)
-        self._done += 1
+        self.steps.done += 1
         if step is not None:
-            self._step = step
+            self.steps.number = step
+        self.steps_end(1)
+
+    def steps_begin(self) -> None:
+        """Says that steps begin which are counted in `steps` as they end."""
+        self.step_begins()
+
+    def steps_end(self, made: int) -> None:
+        """Says that so many steps ended, which are counted already."""
+        if self.steps.done > made:  # the first is none like the others
+            self._secs.append((self._clock() - self._started) / made)
         self._part = Part.HOOKS
         self._beat += 1
 
-    def next_step_ends(self) -> None:
-        """Says that the step after the last one ended; for fast steps, of which it is called for each."""
-        self.step_ends(self._step + 1)
-
     def held_back(self) -> None:
         """Says that the step that ended last was none."""
-        self._step -= 1
+        self.steps.number -= 1
 
     def calls_hooks(self) -> None:
         """Says that hooks are called, which may take long for reasons of their own."""
@@ -166,10 +183,11 @@ class Watchdog(contextlib.AbstractContextManager):
         """Takes the time since the last look as waited, and acts where it is too long; the thread calls it every second."""
         now = self._clock()
         awake, self._looked = min(now - self._looked, 2 * self._tick), now
-        if self._beat != self._seen:
+        beat = self._beat, self.steps.done
+        if beat != self._seen:
             if self._noticed or self._expired:
                 logging.info('What was waited for has come, after %.0f s.', self._waited)
-            self._seen, self._waited, self._noticed, self._expired = self._beat, 0.0, False, 0
+            self._seen, self._waited, self._noticed, self._expired = beat, 0.0, False, 0
             return
         self._waited += awake
         limit = self._limit()
@@ -190,7 +208,7 @@ class Watchdog(contextlib.AbstractContextManager):
         step = _STEP_SECS if self._given is None else self._given
         if self._part is Part.SAVING:
             return max(step, _SAVE_SECS)
-        if self._part is Part.HOOKS or (self._part in _STEPS and self._done):
+        if self._part is Part.HOOKS or (self._part in _STEPS and self.steps.done):
             return step if self._given else max(step, _MEDIANS * self._median())
         return max(step, min(_FIRST_STEPS * step, _FIRST_SECS))
 
@@ -201,12 +219,12 @@ class Watchdog(contextlib.AbstractContextManager):
         return statistics.median(tuple(self._secs) or (0.0,))
 
     def _what(self) -> str:
-        return self._part.value.format(step=self._step, next=self._done + 1)
+        return self._part.value.format(step=self.steps.number, next=self.steps.done + 1)
 
     def _for(self) -> str:
         """What is late, where that can be known."""
         said: list[str] = []
-        if self._part not in _STEPS or not signals.within(_ANSWER_SECS, lambda: said.append(self._late(self._done))) or not said:
+        if self._part not in _STEPS or not signals.within(_ANSWER_SECS, lambda: said.append(self._late(self.steps.done))) or not said:
             return ''
         return f', waiting for {said[0]}'
 
