@@ -66,6 +66,35 @@ def test_a_step_is_looked_at_where_a_hook_acts_by_its_number(every_steps, secs):
     assert longest <= max(1, looks.SECS // secs + 1)
 
 
+@pytest.mark.parametrize('secs', [0.0001, 0.01])
+@pytest.mark.parametrize('every_steps', [7, 50, 0])
+def test_the_steps_that_need_not_be_asked_for_would_not_have_been_looked_at(every_steps, secs):
+    """As many are made at once as `quiet` allows, each `secs` long: the same steps are looked at as where each is asked for."""
+    clock, found, most = Clock(), [], []
+    timer = every.Every(every_steps, clock=clock)
+    seen = looks.Looks(300, clock)
+    seen.at(timer)
+    step = 1
+    while step <= 300:
+        if seen.next(step):
+            found.append(step)
+            clock.now += secs
+            timer.due(step)
+            seen.fetched()
+        else:
+            steps, until = seen.quiet(step, 0.025)
+            made = 0
+            while not made or (made < steps and clock.now < until):
+                clock.now += secs
+                made += 1
+            most.append(made)
+            step += made - 1
+        step += 1
+    single = Clock()
+    assert found == walked([every.Every(every_steps, clock=single)], steps=300, secs=secs, clock=single)[0]
+    assert max(most) > 1
+
+
 def test_fast_steps_between_are_not_looked_at():
     clock = Clock()
     looked, _ = walked([every.Every(50, clock=clock)], steps=200, secs=0.0001, clock=clock)

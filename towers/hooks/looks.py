@@ -29,7 +29,6 @@ class Looks:
     def __init__(self, last_step: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = True  # whether the step that is about to be made, or just was, is looked at
         self.step: int | None = None  # its number, where it was asked for
-        self._last = float('inf')  # the same for comparing
         self._last_step, self._clock = last_step, clock
         self._timers: list[every.Every] = []
         self._quiet_before = 0.0  # no hook acts by number at a step below
@@ -47,10 +46,7 @@ class Looks:
     def next(self, step: int) -> bool:
         """Whether the step that comes, `step`, is looked at."""
         now = self._clock()
-        if not self.now and self._last < step < self._quiet_before and now < self._look_at:
-            self.step = self._last = step
-            return False
-        went_on, self.step, self._last = self._last < step, step, step
+        went_on, self.step = self.step is not None and self.step < step, step
         if self._last_step is None:
             return True
         if self.now:
