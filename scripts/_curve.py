@@ -11,6 +11,7 @@ from scripts import _network, _timeline
 from towers import config as config_lib
 
 _STRATEGIES = ('parameter_server', 'mirrored')
+_SHOWN = 0.05  # parts of a step that are smaller aren't
 _UNITS = {'b': 1 / 8, 'B': 1.0}
 _SCALES = {'': 1.0, 'K': 1e3, 'M': 1e6, 'G': 1e9, 'T': 1e12}
 
@@ -40,12 +41,13 @@ def lines(model: Callable[..., Any], dataset: Callable[..., Any], config: config
     if values.tower_ms is not None:
         weights, work = scaled(weights, values.tower_ms / 1e3 / work), values.tower_ms / 1e3
         yield f'Taken as {values.tower_ms:g} ms, all of its moments by the same factor.'
-    yield f'{"machines":>8} {"towers":>7}  {"strategy":17} {"step ms":>9} {"efficiency":>10} {"examples/s":>11}  bottleneck'
+    yield f'{"machines":>8} {"towers":>7}  {"strategy":17} {"step ms":>9} {"efficiency":>10} {"examples/s":>11}  bottleneck, and the rest'
     for machines in _counts(values.machines):
         for strategy in strategies:
             step = _network.simulate(weights, work, dataclasses.replace(setting, machines=machines, strategy=strategy))
             towers = machines * setting.towers
-            what = f'{step.bottleneck} ({step.busy[step.bottleneck]:.0%} busy)'
+            waits = sorted(step.waits.items(), key=lambda each: -each[1])  # the bottleneck comes first
+            what = ', '.join(f'{what} {share:.0%}' for what, share in waits if share >= _SHOWN)
             row = f'{machines:8} {towers:7}  {strategy:17} {step.secs * 1e3:9.1f} {step.efficiency:10.1%}'
             yield f'{row} {towers * batch / step.secs:11.0f}  {what}'
 

@@ -70,12 +70,12 @@ class Step:
     Attributes:
       secs: its length.
       work: seconds that one tower computes, alone.
-      busy: what it was waited for -> share of the step in which it was busy; 'towers' among them.
+      waits: what was waited for -> share of the step, along the way from its begin to what ended last; the towers' work among them.
     """
 
     secs: float
     work: float
-    busy: dict[str, float]
+    waits: dict[str, float]
 
     @property
     def efficiency(self) -> float:
@@ -84,8 +84,8 @@ class Step:
 
     @property
     def bottleneck(self) -> str:
-        """What was busy longest."""
-        return max(self.busy, key=self.busy.__getitem__)
+        """What was waited for longest."""
+        return max(self.waits, key=self.waits.__getitem__)
 
 
 class _Simulation:
@@ -110,14 +110,11 @@ class _Simulation:
         return self._setting.strategy == 'mirrored'
 
     def run(self) -> Step:
-        self._clock.after(self._setting.dispatch * self._setting.machines, self._begin)
+        self._clock.after(self._setting.dispatch * self._setting.machines, 'the master', self._begin)
         self._clock.run()
-        busy = {thing: secs / self._clock.now for thing, secs in self._clock.busy.items()}
         shares: dict[str, float] = collections.defaultdict(float)
-        for thing, share in {**busy, 'towers': self._work / self._clock.now}.items():
-            kind = thing.partition('#')[0]
-            shares[kind] = max(shares[kind], share)
-        shares['the master'] = self._setting.dispatch * self._setting.machines / self._clock.now
+        for thing, secs in self._clock.waits().items():
+            shares[thing.partition('#')[0]] += secs / self._clock.now
         return Step(self._clock.now, self._work, dict(shares))
 
     def _begin(self) -> None:
@@ -132,7 +129,7 @@ class _Simulation:
         """A tensor between the hub and a machine; what stays on the hub's own machine goes through its memory."""
         size, setting = self._weights[at].bytes, self._setting
         if machine == 0 and not setting.ps:
-            self._clock.after(size / setting.memory + setting.message, then)
+            self._clock.after(size / setting.memory + setting.message, 'memory of the hub', then)
             return
         self._path(f'{way}#{self._hubs[at]}', machine).send(size / setting.network + setting.message, then)
 
@@ -155,7 +152,7 @@ class _Simulation:
         """A machine's towers go on to the next point at which they read a weight or have made a gradient."""
         place = self._place[machine]
         before = self._points[place - 1][0] if place else 0.0
-        self._clock.after(self._points[place][0] - before, functools.partial(self._reach, machine))
+        self._clock.after(self._points[place][0] - before, 'towers', functools.partial(self._reach, machine))
 
     def _reach(self, machine: int) -> None:
         _, kind, at = self._points[self._place[machine]]

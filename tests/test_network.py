@@ -48,7 +48,7 @@ def test_a_link_gives_each_of_its_users_an_equal_part():
     link = _links.Link('link', clock)
 
     def use(name, at, work):
-        clock.after(at, lambda: link.use(work, lambda: ends.update({name: clock.now})))
+        clock.after(at, 'start', lambda: link.use(work, lambda: ends.update({name: clock.now})))
 
     use('long', 0, 10)  # alone to 2, then a half of it, to 6 a third, and a half again
     use('short', 2, 3)
@@ -56,7 +56,7 @@ def test_a_link_gives_each_of_its_users_an_equal_part():
     clock.run()
     # At 2: 8 left of `long`. At 4: 7 and 2 left. At 10 `short` ends: 5 and 4. At 18 `late` ends: 1. At 19 the last.
     assert ends == pytest.approx({'short': 10, 'late': 18, 'long': 19})
-    assert clock.busy['link'] == pytest.approx(19)
+    assert clock.waits() == pytest.approx({'start': 0, 'link': 19})
 
 
 def test_what_waits_on_a_path_crosses_one_by_one_in_any_order():
@@ -98,8 +98,9 @@ def test_parameter_tasks_divide_the_load():
     weights = [_network.Weight(f'w{at}', 8.0, 0.0, WORK) for at in range(4)]
     one, two, four = (_network.simulate(weights, WORK, dataclasses.replace(PLAIN, machines=8, ps=ps)) for ps in (1, 2, 4))
     assert one.secs > two.secs > four.secs
-    assert one.busy['network out'] * one.secs == pytest.approx(4 * 8 * 4)  # four weights to eight machines
-    assert four.busy['network out'] * four.secs == pytest.approx(8 * 4)
+    # Four weights to eight machines before the work, and their gradients behind it.
+    found = [step.waits[way] * step.secs for step in (one, four) for way in ('network out', 'network in')]
+    assert found == pytest.approx([128, 128, 32, 32])
 
 
 def test_the_dispatch_and_the_messages_cost():
@@ -110,7 +111,8 @@ def test_the_dispatch_and_the_messages_cost():
 def test_what_is_waited_for_is_named():
     step = _network.simulate(ONE, WORK, dataclasses.replace(PLAIN, machines=20))
     assert step.bottleneck in ('network out', 'network in')
-    assert step.efficiency == pytest.approx(WORK / step.secs)
+    assert step.efficiency == pytest.approx(WORK / step.secs) and sum(step.waits.values()) == pytest.approx(1)
+    assert step.waits['towers'] == pytest.approx(step.efficiency)
     fast = dataclasses.replace(PLAIN, network=1e9, bus=1e9, memory=1e9)
     assert _network.simulate(ONE, WORK, fast).bottleneck == 'towers'
 
