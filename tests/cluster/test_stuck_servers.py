@@ -2,6 +2,9 @@
 
 import itertools
 import os
+import pathlib
+import subprocess
+import sys
 import threading
 import time
 
@@ -13,6 +16,7 @@ import tensorflow.compat.v1 as tf
 from towers.cluster import board, server, spec, worker
 from towers.jobs import connecting
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 READS = 24  # more than the server has threads
 
 
@@ -86,3 +90,21 @@ def test_a_worker_whose_server_does_nothing_ends_with_the_run(block, tmp_path):
         assert 'Beginning anew' in machines.commands[1].text() and 'Beginning anew' not in machines.commands[0].text()
     finally:
         machines.close()
+
+
+LEFT = """
+import tensorflow.compat.v1 as tf
+from towers.run import remote
+
+server = tf.train.Server.create_local_server()
+with tf.Graph().as_default() as graph:
+    number = tf.constant(1)
+session = remote.RemoteSession(server.target, graph, tf.ConfigProto(), 5.0)
+session.run(number)
+"""
+
+
+@pytest.mark.parametrize('last', ['', 'session.close()'], ids=['open', 'closed'])
+def test_a_session_that_is_there_when_python_ends_does_not_keep_it(last):
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
+    assert subprocess.run([sys.executable, '-c', LEFT + last], env=environment, timeout=60).returncode == 0

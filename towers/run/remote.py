@@ -1,6 +1,7 @@
 """A session on a server, whose steps have a limit in the runtime's own count."""
 
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,8 @@ class RemoteSession(tf.Session):
 
     def close(self) -> None:
         """As in TensorFlow, but not waiting for a machine that does not answer."""
+        if sys.is_finalizing():  # by the garbage collector: no thread would start any more, and the process's end closes it too
+            return
         if not signals.within(self._close_secs, self._close):
             logging.info('The session is left behind, as a machine does not answer.')
 
