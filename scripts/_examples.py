@@ -77,4 +77,5 @@ def _lines(path: str, feature: str) -> Iterator[Mapping[str, Any]]:
 def _image(path: str, feature: str) -> Iterator[Mapping[str, Any]]:
     with open(path, 'rb') as file, tf.Graph().as_default(), tf.Session(config=tf.ConfigProto(device_count={'GPU': 0})) as session:
         pixels = tf.io.decode_image(file.read(), expand_animations=False)
-        yield {feature: session.run(tf.image.convert_image_dtype(pixels, tf.float32))}
+        value = session.run(tf.image.convert_image_dtype(pixels, tf.float32))
+    yield {feature: value}  # graph and session are not its taker's

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 from absl import flags
 
-from scripts import _flags
+from scripts import _flags, _output
 from towers import errors
 from towers.cluster import server
 from towers.live import publisher
@@ -48,9 +48,9 @@ def _has_server() -> bool:
 def print_table(rows: Mapping[str, Any]) -> None:
     """Prints names and values in two columns."""
     width = max(map(len, rows), default=0)
-    for name, value in rows.items():
-        print(f'{name:{width}}  {_in_brief(value)}')
-    sys.stdout.flush()
+    with shown_to_the_end(until_signal=False), _output.lines(None) as write:
+        for name, value in rows.items():
+            write(f'{name:{width}}  {_in_brief(value)}')
 
 
 def _in_brief(value: Any) -> str:
@@ -67,7 +67,7 @@ def shown_to_the_end(*, until_signal: bool) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
+        _output.let_go()
     except KeyboardInterrupt:
         if not until_signal:
             raise

@@ -16,7 +16,7 @@ _start.load_tensorflow(sys.argv)
 from absl import flags
 
 import towers
-from scripts import _examples, _flags, _main, _zoo
+from scripts import _examples, _flags, _main, _output, _zoo
 
 
 def define() -> flags.FlagValues:
@@ -37,11 +37,11 @@ def main(values: flags.FlagValues) -> int:
     values = _flags.with_record(define(), values, sys.argv)
     work = _zoo.load(values)
     examples = _examples.read(values.files, values.feature)
-    with open(values.output, 'w') if values.output else contextlib.nullcontext(sys.stdout) as file:
-        made = towers.predict(work.model, work.dataset, _flags.to_config(values), examples=examples, checkpoint=values.checkpoint)
+    made = towers.predict(work.model, work.dataset, _flags.to_config(values), examples=examples, checkpoint=values.checkpoint)
+    with _main.shown_to_the_end(until_signal=False), contextlib.closing(made), _output.lines(values.output) as write:
         for number, prediction in enumerate(made):
             row = {name: value.item() if not value.ndim else value.tolist() for name, value in prediction.items()}
-            print(json.dumps({'example': number, **row}), file=file)
+            write(json.dumps({'example': number, **row}))
     return _main.DONE
 
 

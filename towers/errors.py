@@ -25,6 +25,10 @@ class Stalled(RuntimeError):
     """A step or another part of the run took longer than it may; scripts exit with 1."""
 
 
+class NotWritten(RuntimeError):
+    """What was asked for could not be written, as on a full disk; scripts exit with 1."""
+
+
 class OutOfMemory(tf.errors.ResourceExhaustedError):
     """A device has no memory left; scripts show `screen`, which has lines, and exit with 1."""
 

@@ -1,5 +1,6 @@
 """`towers.predict`: a checkpoint's predictions for examples from outside, on several towers."""
 
+import atexit
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -31,7 +32,8 @@ def predict(
       checkpoint: as in `towers.export`.
 
     Yields:
-      name -> value for one example.
+      name -> value for one example. Who leaves the loop early may `close()` the generator, to give the session's place back at once;
+      else that comes when nothing holds it any more, and at the latest when the process ends.
 
     Raises:
       ValueError: there is no such checkpoint, an example lacks a feature or has another shape or type.
@@ -39,11 +41,13 @@ def predict(
     model_dir = evaluation.run_directory(config)
     found = inference.checkpoint(config, checkpoint)
     with contextlib.ExitStack() as closing:
+        atexit.register(closing.close)  # a generator that is held to the end is collected when no thread can be started or joined
+        closing.callback(atexit.unregister, closing.close)
         role = joining.Role('predictor', model_dir=model_dir)
         section, member = closing.enter_context(joining.joined(config_lib.evaluation_devices(config), role))
         member.follow(lambda: found.step)
         made = inference.Inference(model, dataset, config, section)
-        session = closing.enter_context(tf.Session(graph=made.graph, config=made.proto))
+        session = closing.enter_context(contextlib.closing(tf.Session(graph=made.graph, config=made.proto)))  # not the caller's default
         made.load(session, model_dir, found)
         for batch in _batches(made.parts[0], examples, config.eval_batch_size * len(made.parts)):
             predictions = made.run(session, batch)

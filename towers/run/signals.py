@@ -121,8 +121,11 @@ def leave(code: int, close: Callable[[], None] | None = None) -> None:
 def within(secs: float, work: Callable[[], object]) -> bool:
     """Does `work` in a thread of its own, which is left behind after `secs`; whether it ended in time, by an error or not.
 
-    Even a line of a log needs this where the process has to go on: whoever reads it may have stopped reading.
+    Even a line of a log needs this where the process has to go on: whoever reads it may have stopped reading. When Python is ending, as
+    in what the garbage collector closes, no thread would start any more: then nothing is done.
     """
+    if sys.is_finalizing():
+        return False
     thread = threading.Thread(target=work, name='towers-within', daemon=True)
     thread.start()
     thread.join(secs)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -73,7 +74,7 @@ class Membership(contextlib.AbstractContextManager):
 
     def __exit__(self, *_: Any) -> None:
         self._over.set()
-        if self._thread is not None:
+        if self._thread is not None and not sys.is_finalizing():  # where no other thread runs any more
             self._thread.join(self._beat_secs + _BEAT_SECS)
         for folder in self._folders.values():
             with contextlib.suppress(OSError):
