@@ -70,7 +70,12 @@ def run(device: str, towers: int, *, limit_secs: float) -> Results:
       device: 'gpu', or 'cpu' for fake ones.
       towers: how many.
       limit_secs: for all together.
+
+    Raises:
+      ValueError: there is no GPU to check.
     """
+    if device == 'gpu' and not tf.config.list_physical_devices('GPU'):
+        raise ValueError(f'{_machine()}: nothing to check; give --device=cpu to rehearse the checks on fake GPUs.')
     end = time.monotonic() + limit_secs
     lines, good = [_machine()], True
     with tempfile.TemporaryDirectory(prefix='towers-check-') as folder:

@@ -16,8 +16,6 @@ from absl import flags
 
 from scripts import _flags, _output
 from towers import errors
-from towers.cluster import server
-from towers.live import publisher
 from towers.run import signals
 from towers.sessions import admission
 
@@ -33,16 +31,13 @@ def run(main: Callable[[flags.FlagValues], int], values: flags.FlagValues, doc: 
     try:
         code = _guarded(main, values, doc or '')
     except Exception:
-        if not _has_server():
-            raise
         traceback.print_exc()
-    if _has_server():
-        signals.leave(code)  # a server of TensorFlow has no orderly end, and may hold up that of the interpreter
-    sys.exit(code)
-
-
-def _has_server() -> bool:
-    return server.is_started() or publisher.is_started()
+    # Half a second passes until Python and TensorFlow have ended in order, a server never does, and a signal meanwhile would make a
+    # failure of what is done.
+    _handle_signals(lambda signum, frame: signals.leave(code))
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()  # for as long as whoever reads it takes
+    signals.leave(code)
 
 
 def print_table(rows: Mapping[str, Any]) -> None:

@@ -56,6 +56,6 @@ def table(rates: Mapping[str, list[float]]) -> dict[str, str]:
     *others, base = rates
     for name in others:
         ratios = [ours / theirs for ours, theirs in zip(rates[name], rates[base], strict=True)]
-        low, median, high = statistics.quantiles(ratios, n=4)
+        low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         rows[f'{name} / {base} (median, quartiles)'] = f'{median:.3f} ({low:.3f} to {high:.3f})'
     return rows

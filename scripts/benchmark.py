@@ -48,8 +48,8 @@ def main(values: flags.FlagValues) -> int:
             measured = suite.measure((workload, towers, source), names.sides(workload), rounds=values.rounds, checkouts=names.peers)
             print('\n' + report.table(measured), flush=True)
             rows += measured
-    if values.out:
-        report.write(values.out, rows)
+            if values.out:
+                report.write(values.out, measured)
     for line in report.moved(before, rows):
         print(line)
     return _main.DONE

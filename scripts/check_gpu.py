@@ -1,6 +1,7 @@
 """Tries everything that only GPUs can show, in under 8 minutes, and prints a report to paste: python scripts/check_gpu.py.
 
-One GPU is enough: it is split into virtual ones. `--device=cpu` rehearses the checks on fake GPUs.
+One GPU is enough: it is split into virtual ones. `--device=cpu` rehearses the checks on fake GPUs. It exits with 0 where all hold,
+with 1 where one does not, and with 2 where there is no GPU.
 """
 
 import os

@@ -7,7 +7,8 @@ import time
 import pytest
 import tensorflow.compat.v1 as tf
 
-from scripts._bench import beside, options, profile, report, sides, soak, suite, workloads
+from scripts import _measure
+from scripts._bench import beside, options, profile, report, running, sides, soak, suite, workloads
 from towers.jobs import stepping
 
 ROW = {
@@ -112,6 +113,25 @@ def test_sides_are_measured_in_turn_in_processes_of_their_own(monkeypatch):
     found = suite.measure(('w1', 2, 'constants'), ['one device', 'MirroredStrategy'], rounds=2)
     assert [each['side'] for each in found] == ['one device', 'MirroredStrategy']
     assert found[0]['ratio'] == 1.0 and 0 < found[1]['ratio'] < 1 and all(each['slices'] == 2 for each in found)
+
+
+def test_as_many_steps_are_made_as_are_asked_for_whoever_else_makes_some():
+    """The bare callable, beside which the product is measured, makes steps in the same session that the product does not know of."""
+    values, argv = options.define(), ['benchmark.py', '--device=cpu', '--model=mlp', '--dataset=digits', '--num_gpus=2']
+    values(argv)
+    with running.asked_for(values) as (made, master, step):
+        bare, raw = master.raw_session().make_callable(stepping.bare(made.step)), master.raw_session()
+        step()
+        for asked in (1, 2, 30):
+            for _ in range(20):
+                bare()
+            before = int(raw.run(made.step.global_step))
+            step(asked)
+            assert int(raw.run(made.step.global_step)) - before == asked
+
+
+def test_one_round_is_shown_without_a_spread():
+    assert _measure.table({'a': [3.0], 'b': [2.0]})['a / b (median, quartiles)'] == '1.500 (1.500 to 1.500)'
 
 
 def test_the_four_workloads_are_what_they_are_called():

@@ -48,6 +48,11 @@ def test_the_report_names_what_fails(monkeypatch):
     assert any('ZeroDivisionError' in line for line in results.lines)
 
 
+def test_without_a_gpu_nothing_is_begun():
+    with pytest.raises(ValueError, match='GPUs: none: nothing to check; give --device=cpu to rehearse'):
+        _checks.run('gpu', 2, limit_secs=60)
+
+
 @pytest.mark.parametrize(
     ('rows', 'wrong'),
     [('{"loss": 1.5}\n', ''), ('{"loss": 1.5}\n{"loss": NaN}\n', 'no finite loss in 2 rows'), ('', 'no finite loss in 0 rows')],

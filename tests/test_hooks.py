@@ -96,6 +96,7 @@ def run(make_hooks, *, steps=10, **about):
         ({'steps': 10}, [7, 8, 9, 10, 11], [10]),
         ({'steps': 10}, [8, 12, 16, 20, 24, 44], [12, 20, 44]),  # several steps a call
         ({'steps': 3}, [3, 4, 5, 5, 6, 3, 4, 5, 6], [3, 6, 3, 6]),  # a step held back, then a rollback to 2
+        ({'steps': 3}, [0, 0, 1, 2, 3], [3]),  # the first steps are held back
         ({'steps': 0}, range(1, 5), []),
         ({}, range(1, 5), []),
         ({'secs': 2.5}, range(1, 9), [4, 7]),  # a second a step; counted from the first

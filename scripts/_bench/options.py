@@ -76,6 +76,7 @@ def names(values: Any) -> Names:
     )
     config_lib.require(values.rounds > 0 and values.slice_steps > 0, '--rounds and --slice_steps must be at least 1; give larger values.')
     config_lib.require(values.secs >= 1, f'--secs must be at least 1, got {values.secs:g}; give e.g. --secs=3600.')
+    config_lib.require(not (values.profile and values.out), '--profile gives no rows for --out; leave one of them out.')
     config_lib.require('sides' in values.measure or not values.peer, '--peer is for --measure=sides; add it there, or leave --peer out.')
     cases = itertools.product(values.workloads, map(int, towers), values.sources)
     return Names(values.measure, list(cases), values.sides, checkouts.named(values.peer))

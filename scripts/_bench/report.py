@@ -1,12 +1,14 @@
 """What was measured, as a table, a plot of characters, JSON lines, and against an earlier run."""
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]
 _KEY = ('workload', 'towers', 'source', 'side')
 _BAR, _NAME = 30, 46  # widths
+FEWEST = 3  # clean slices, below which those of a side are counted that others disturbed
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -21,6 +23,8 @@ def table(rows: Sequence[Row]) -> str:
             f'{name:{_NAME}.{_NAME}} {row["ratio"]:6.2f} {spread:14}{bar:{_BAR}} {row["steps_per_sec"]:8.1f} {row["start_secs"]:8.1f} '
             f'{row["peak_mb"]:8.0f}  {row["clean"]}/{row["slices"]}'
         )
+    if any(row['clean'] < min(row['slices'], FEWEST) for row in rows):
+        lines.append('Others kept this machine busy: with so few clean slices all are counted; measure again on a quiet machine.')
     return '\n'.join(lines)
 
 
@@ -34,8 +38,10 @@ def read(path: str) -> list[Row]:
     """The rows of such a file.
 
     Raises:
-      ValueError: a line is no row.
+      ValueError: there is no such file, or a line is no row.
     """
+    if not os.path.isfile(path):
+        raise ValueError(f'{path} is no file; expected one that an earlier --out wrote.')
     with open(path) as file:
         rows = [_row(path, number, line) for number, line in enumerate(file, start=1)]
     if not rows:

@@ -36,8 +36,7 @@ def opened(
             nonlocal reached
             while True:
                 made = stepper.make(reached, steps)
-                steps -= max(1, made.step - reached)  # one that is held back leads nowhere
-                reached = made.step
+                steps, reached = steps - made.steps, made.step
                 if steps <= 0:
                     return made
 

@@ -53,8 +53,11 @@ class Trend:
 
     def exceeds(self, kind: Kind) -> bool:
         """Whether it rises by more than it may, and further than it goes up and down; a steady rise is twice its spread."""
-        most = kind.most * (self.middle if kind.relative else 1.0)
-        return self.slope > most and self.slope * self.hours > 1.5 * self.spread
+        return self.slope > self.most(kind) and self.slope * self.hours > 1.5 * self.spread
+
+    def most(self, kind: Kind) -> float:
+        """By how much it may rise in an hour, in its unit."""
+        return kind.most * (self.middle if kind.relative else 1.0)
 
 
 def measure(values: Any, *, secs: float) -> tuple[dict[str, str], list[str]]:
@@ -75,9 +78,9 @@ def judged(samples: Sequence[Mapping[str, float]]) -> tuple[dict[str, str], list
     rows = {'hours counted': f'{trends["threads"].hours:.3f}'}
     for name, kind in KINDS.items():
         found, unit = trends[name], f' {kind.unit}' if kind.unit else ''
-        most = f'{kind.most:.0%}' if kind.relative else f'{kind.most:g}{unit}'
         rows[f'{name} (median)'] = f'{found.middle:.4g}{unit}'
-        rows[f'{name}, an hour (at most {most})'] = f'{found.slope:+.3g}{unit}'
+        doubt = ', but no more than it goes up and down' if found.slope > found.most(kind) and not found.exceeds(kind) else ''
+        rows[f'{name}, an hour (at most {found.most(kind):.3g}{unit})'] = f'{found.slope:+.3g}{unit}{doubt}'
     return rows, [name for name, kind in KINDS.items() if trends[name].exceeds(kind)]
 
 

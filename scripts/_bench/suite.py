@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scripts import _measure
+from scripts._bench import report
 
-SLICE_SECS, DIRTY, FEWEST = 0.6, 0.1, 3  # length of a slice; processor share of others that spoils it; slices that must be left
+SLICE_SECS, DIRTY = 0.6, 0.1  # length of a slice; processor share of others that spoils it
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -101,7 +102,7 @@ def _started(name: str, case: tuple[str, int, str], checkout: str | None) -> Ite
 
 def _row(case: tuple[str, int, str], child: _Child, base: _Child) -> dict[str, Any]:
     rounds = [place for place in range(len(child.rates)) if child.clean[place] and base.clean[place]]
-    if len(rounds) < FEWEST:  # the machine is busy all the time: all slices, which `clean` then tells
+    if len(rounds) < report.FEWEST:  # the machine is busy all the time: all slices, which `clean` then tells
         rounds = list(range(len(child.rates)))
     ratios = [child.rates[place] / base.rates[place] for place in rounds]
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3

@@ -1,5 +1,6 @@
 """A first SIGTERM or SIGINT at any moment: the step in flight ends, it is saved, exit 75, and no process is left behind."""
 
+import contextlib
 import dataclasses
 import pathlib
 import random
@@ -188,6 +189,17 @@ def test_a_save_does_not_wait_for_data(train):
     command.wait_for('step 50/')
     command.send(signal.SIGTERM)
     assert check_stopped(command) == 50
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_behind_the_last_line_the_run_is_done(train, number):
+    command = train('--train_steps=2')
+    command.wait_for('TensorBoard')
+    while command.code() is None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            command.send(number)
+        time.sleep(0.005)
+    assert command.code() == 0
 
 
 @each_moment

@@ -42,11 +42,6 @@ def start(cluster: spec.Cluster, task: spec.Task, proto: tf.ConfigProto) -> tupl
     return _started[key]
 
 
-def is_started() -> bool:
-    """Whether this process has a server."""
-    return bool(_started)
-
-
 def _start(cluster: spec.Cluster, task: spec.Task, proto: tf.ConfigProto) -> tuple[tf.train.Server, dict[str, Any]]:
     found = address.check_port(task)
     try:

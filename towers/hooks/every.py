@@ -107,7 +107,7 @@ class Every:
     def _is_multiple(self, step: int) -> bool:
         if not self._steps:
             return False
-        before = step - 1 if self._asked_at is None or step < self._asked_at else self._asked_at
+        before = max(step - 1, 0) if self._asked_at is None or step < self._asked_at else self._asked_at  # none is at step 0
         return step // self._steps > before // self._steps and (self._share is None or self.clock() >= self._not_before)
 
     def _is_time(self, by_steps: bool) -> bool:

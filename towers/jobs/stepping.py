@@ -20,10 +20,12 @@ class Made(NamedTuple):
 
     Attributes:
       step: global_step after it; where it is the one before, or less, the step was held back.
+      steps: that the call made, one that was held back too.
       report: all examples that the run was trained on so far, and the step's loss; None where no step was looked at.
     """
 
     step: int
+    steps: int
     report: tuple[int, float] | None
 
 
@@ -47,23 +49,23 @@ class Stepper:
         """The step after `before`, and where it is not looked at some more such steps; `most` of them, if it is given."""
         if self._seen.next(before + 1):
             *_, number, examples, loss = self._master.run(self._asked)
-            return Made(int(number), (int(examples), float(loss))) if number > before else self._held_back()
+            return Made(int(number), 1, (int(examples), float(loss))) if number > before else self._held_back(1)
         if self._quiet is None:
             self._quiet = self._master.quiet(self._bare)
         steps, until = self._seen.quiet(before + 1, _QUIET_SECS)
         made, changed = self._quiet(steps if most is None else min(steps, most), until)
         if changed is None or changed:  # an operation without an output has no reason to hold a step back
-            return Made(before + made, None)
+            return Made(before + made, made, None)
         self._master.held_back()
-        return self._held_back()
+        return self._held_back(made)
 
     def reached(self) -> tuple[int, int]:
         """The step, and all examples that the run was trained on so far, between two steps."""
         found = self._master.raw_session().run((self._step.global_step, self._step.saved['examples_seen']))
         return int(found[0]), int(found[1])
 
-    def _held_back(self) -> Made:
-        return Made(int(self._master.raw_session().run(self._step.global_step)), None)  # the hooks may have gone back
+    def _held_back(self, made: int) -> Made:
+        return Made(int(self._master.raw_session().run(self._step.global_step)), made, None)  # the hooks may have gone back
 
 
 def bare(step: structs.TrainStep) -> tuple[tf.Operation | tf.Tensor, ...]:

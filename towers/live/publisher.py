@@ -21,11 +21,6 @@ _CLOSE_SECS = 60.0
 _servers: list[tf.distribute.Server] = []  # a server can't be stopped, so a later run of the same process takes the one that is there
 
 
-def is_started() -> bool:
-    """Whether this process has such a server."""
-    return bool(_servers)
-
-
 def _serve() -> tf.distribute.Server:
     """A server for this machine alone."""
     # It makes devices of its own: one CPU, and no GPU, which the training has.
