@@ -23,8 +23,9 @@ def joined(**settings):
     config = towers.Config(device='cpu', visible_gpus=(NUMBER,), **settings)
     beside = supervisor.of(config, test_evaluation.DATA) if config.evaluate or config.evaluator else ()
     with joining.joined(config, joining.master(config, [each.config for each in beside])) as (given, member):
-        assert [seen.entry for seen in ledger.read(host.folder())] == [member.entry]
-        return given, member.entry
+        first, *coming = [seen.entry for seen in ledger.read(host.folder())]
+        assert first == member.entry and all(entry.is_coming and entry.pid == first.pid for entry in coming)
+        return given, first, {entry.name: entry.share for entry in coming}
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def joined(**settings):
 )
 def test_a_session_has_the_share_that_it_names_or_is_planned(settings, share, caplog):
     caplog.set_level('INFO')
-    given, entry = joined(**settings)
+    given, entry, coming = joined(**settings)
     assert (entry.share, entry.gpus, entry.fake, entry.role) == (share, (NUMBER,), True, 'master')
     if 'memory_plan' in settings:
         assert (given.gpu_memory_fraction, given.memory_plan) == (share, 'off')
@@ -56,6 +57,7 @@ def test_a_session_has_the_share_that_it_names_or_is_planned(settings, share, ca
         for name, section in others.items():
             asked = own.get(name) or given.eval_gpu_memory_fraction
             assert section.gpu_memory_fraction == (asked or (None if section.device == 'cpu' else share))
+            assert coming.get(name) == (None if section.device == 'gpu' else section.gpu_memory_fraction)  # there is none
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_a_plan_and_a_share_are_two_answers():
 
 
 def test_threads_and_memory_are_those_of_the_session():
-    _, entry = joined(intra_op_threads=3, inter_op_threads=2, host_memory_mb=77)
+    _, entry, _ = joined(intra_op_threads=3, inter_op_threads=2, host_memory_mb=77)
     assert (entry.intra_op_threads, entry.inter_op_threads, entry.memory_mb) == (3, 2, 77)
 
 

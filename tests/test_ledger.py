@@ -60,12 +60,13 @@ def test_shares_of_a_gpu_and_of_the_memory_stay_within_the_whole(monkeypatch, he
     ('held', 'divide', 'share'), [([], 1, 1.0), ([], 3, 0.33), ([0.7], 1, 0.3), ([0.25, 0.25], 2, 0.25), ([0.999], 1, None)]
 )
 def test_a_plan_divides_what_is_left(held, divide, share):
+    machine = dataclasses.replace(MACHINE, planned=(entry(),) * (divide - 1))
     others = [other(pid=place, share=each) for place, each in enumerate(held, start=1)]
     if share is None:
         with pytest.raises(admission.Refused):
-            admission.admit(entry(), others, MACHINE, divide=divide)
+            admission.admit(entry(), others, machine, plan=True)
     else:
-        assert admission.admit(entry(), others, MACHINE, divide=divide).share == share
+        assert admission.admit(entry(), others, machine, plan=True).share == share
 
 
 def test_a_process_has_one_share_of_a_gpu_however_many_sessions():

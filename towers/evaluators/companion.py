@@ -25,7 +25,7 @@ from towers import config as config_lib
 from towers import structs
 from towers.checkpoint import leases
 from towers.evaluators import evaluation
-from towers.sessions import ledger, membership
+from towers.sessions import admission, ledger, membership
 
 _NAME = 'towers-evaluator'
 _NO_MORE = 'no other checkpoint will follow'
@@ -238,7 +238,8 @@ def _serve(
     except Exception as error:
         known = isinstance(error, ValueError) or type(error).__module__.startswith('towers.')
         logging.error('The evaluator %s failed: %s', config.eval_name, error, exc_info=None if known else error)
-        sys.exit(WRONG_USE if isinstance(error, ValueError) else 1)
+        hopeless = isinstance(error, ValueError) and not isinstance(error, admission.Refused)  # others may end
+        sys.exit(WRONG_USE if hopeless else 1)
 
 
 def _require(parent: _Parent) -> None:

@@ -140,7 +140,7 @@ def follow(
 def _is_second(model_dir: str, name: str) -> bool:
     """Whether another evaluator of this name is at work that began before this one, which would do its work again."""
     seen = ledger.read(os.path.join(model_dir, membership.FOLDER))
-    working = [each for each in seen if each.lives and each.silent_secs < ledger.SILENT_SECS]
+    working = [each for each in seen if each.lives and each.silent_secs < ledger.SILENT_SECS and not each.entry.is_coming]
     same = [each.entry for each in working if (each.entry.role, each.entry.name) == ('evaluator', name)]
     mine = [(each.since, each.token) for each in same if each.is_own]
     first = min((each for each in same if not each.is_own), key=lambda each: (each.since, each.token), default=None)

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -155,12 +155,14 @@ class Supervisor(contextlib.AbstractContextManager):
     Args:
       model: a function of a module, or a functools.partial of one.
       evaluators: what to evaluate and how; their datasets are such functions too.
+      over: called with the name of each that is not started any more.
 
     Raises:
       ValueError: as `companion.Companion`.
     """
 
-    def __init__(self, model: structs.Model, evaluators: Sequence[Evaluator]):
+    def __init__(self, model: structs.Model, evaluators: Sequence[Evaluator], over: Callable[[str], None] = lambda name: None):
+        self._over = over
         self._beside = [companion.Companion(model, each.dataset, each.config) for each in evaluators]
         self._stopping = threading.Event()
         self._good: set[str] = set()
@@ -171,6 +173,8 @@ class Supervisor(contextlib.AbstractContextManager):
             if _started(each):
                 self._threads[each] = threading.Thread(target=self._watch, args=(each,), name='towers-supervisor', daemon=True)
                 self._threads[each].start()
+            else:
+                self._over(each.config.eval_name)
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -208,6 +212,12 @@ class Supervisor(contextlib.AbstractContextManager):
             each.stop()
 
     def _watch(self, each: companion.Companion) -> None:
+        try:
+            self._keep(each)
+        finally:
+            self._over(each.config.eval_name)
+
+    def _keep(self, each: companion.Companion) -> None:
         """Starts an evaluator again until it is done, hopeless, or not wanted any more."""
         crashes, name, limit = 0, each.config.eval_name, each.config.eval_restarts
         before = _newest(each)

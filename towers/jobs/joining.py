@@ -56,11 +56,12 @@ def joined(config: Given, role: Role) -> Iterator[tuple[Given, membership.Member
       ValueError: there are no such devices.
     """
     placement = _ELSEWHERE if role.remote else devices.place(config)
-    machine = dataclasses.replace(_machine(placement), reserved=tuple(_coming(role)))
-    planned = sum(section.memory_plan == 'auto' for _, section in role.beside)  # they get as much
-    divide = 1 + planned if config.memory_plan == 'auto' else 0
-    with membership.Membership(_entry(config, placement, role), machine, divide=divide) as member:
-        if divide and member.entry.share is not None:
+    asked = _entry(config, placement, role)
+    reserved, planned = tuple(_coming(role, plan='off')), tuple(_coming(role, plan='auto'))
+    machine = dataclasses.replace(_machine(placement), reserved=reserved, planned=planned)
+    plan = config.memory_plan == 'auto'
+    with membership.Membership(asked, machine, plan=plan) as member:
+        if plan and member.entry.share is not None:
             text = '--memory_plan=auto: this session takes %.2f of each of its GPUs, as --gpu_memory_fraction would say%s.'
             logging.info(text, member.entry.share, '; so does each evaluator on GPUs that names no share' if planned else '')
         yield _given(config, member.entry), member
@@ -80,13 +81,14 @@ def _machine(placement: structs.Placement) -> admission.Machine:
     return admission.Machine(memory.limit_mb(), physical.shown(len(tf.config.list_physical_devices('GPU'))))
 
 
-def _coming(role: Role) -> Iterator[ledger.Entry]:
-    """What the sessions to be started will hold; of one whose devices are not there it says so itself."""
+def _coming(role: Role, *, plan: str) -> Iterator[ledger.Entry]:
+    """What the sessions to be started with this memory plan will hold; of one whose devices are not there it says so itself."""
     for name, section in role.beside:
-        if section.memory_plan == 'off':
+        if section.memory_plan == plan:
+            placement = _ELSEWHERE
             with contextlib.suppress(ValueError):
-                made = _entry(section, devices.place(section), Role('evaluator', name, role.model_dir))
-                yield dataclasses.replace(made, pid=0, started=None)
+                placement = devices.place(section)
+            yield dataclasses.replace(_entry(section, placement, Role('evaluator', name, role.model_dir)), is_coming=True)
 
 
 def _entry(config: config_lib.DeviceConfig, placement: structs.Placement, role: Role) -> ledger.Entry:

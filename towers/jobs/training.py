@@ -104,7 +104,7 @@ def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
         leases.sweep(job.model_dir)
         beside = None
         if job.config.evaluate or job.config.evaluator:
-            beside = closing.enter_context(supervisor.Supervisor(job.model, job.evaluators))
+            beside = closing.enter_context(supervisor.Supervisor(job.model, job.evaluators, job.member.release))
         link = closing.enter_context(connecting.connected(job.config, stop_event))
         attempt = functools.partial(_attempt, job, claim, stop_event)
         if stop_event.is_set():  # while others were waited for

@@ -26,21 +26,29 @@ class Machine:
       memory_mb: main memory in MiB; 0 = unknown, any.
       gpus: physical numbers of all real GPUs that this process may see.
       reserved: sessions of the asking one's own, to be started after it, whose shares it must leave.
+      planned: likewise, those that get the share that is planned for it.
     """
 
     memory_mb: int
     gpus: tuple[int, ...] = ()
     reserved: tuple[ledger.Entry, ...] = ()
+    planned: tuple[ledger.Entry, ...] = ()
+
+    def coming(self, admitted: ledger.Entry) -> list[ledger.Entry]:
+        """The sessions that hold a share from now on, though they are started later."""
+        planned = [dataclasses.replace(each, share=admitted.share) for each in self.planned]
+        return [each for each in (*self.reserved, *planned) if each.share is not None and each.gpus]
 
 
-def admit(asked: ledger.Entry, others: Sequence[ledger.Entry], machine: Machine, *, divide: int = 0) -> ledger.Entry:
+def admit(asked: ledger.Entry, others: Sequence[ledger.Entry], machine: Machine, *, plan: bool = False) -> ledger.Entry:
     """The session as it is admitted.
 
     Args:
       asked: the session; what it has of a GPU is its share of it.
       others: the living sessions on this machine, without those of this process.
       machine: what there is.
-      divide: 0 = as asked; n = an n-th of what the others, and what is reserved, leave on its fullest GPU, whatever it asked for.
+      plan: whatever it asked for it gets an equal part, beside those that are planned, of what the others, and what is reserved, leave on
+        its fullest GPU.
 
     Raises:
       Refused: it does not fit; the message holds who has what, and flags that would fit.
@@ -48,9 +56,9 @@ def admit(asked: ledger.Entry, others: Sequence[ledger.Entry], machine: Machine,
     for place, coming in enumerate(machine.reserved):
         _check_shares(coming, [*others, *machine.reserved[:place]], machine)
     before = [*others, *machine.reserved]
-    if divide and asked.gpus:
+    if plan and asked.gpus:
         free = min(_free(asked, before).values())
-        asked = dataclasses.replace(asked, share=math.floor(free / divide * 100 + _EXACT) / 100)
+        asked = dataclasses.replace(asked, share=math.floor(free / (1 + len(machine.planned)) * 100 + _EXACT) / 100)
     _check_shares(asked, before, machine)
     _check_memory(asked, others, machine)
     return asked
@@ -115,7 +123,7 @@ def _ways(asked: ledger.Entry, free: Mapping[tuple[bool, int], float], others: S
     ways = [f'--gpu_memory_fraction={least:g}'] if least >= _LEAST_SHARE else []
     if asked.is_coming:
         return [f'its gpu_memory_fraction={least:g}'] if ways else []
-    if any(entry.is_coming for entry in others):  # they are where it is
+    if any(entry.is_coming and entry.is_own for entry in others):  # they are where it is
         return [*ways, 'smaller shares of its evaluators']
     needed = len(asked.gpus)
     numbers = list(range(needed + sum(len(entry.gpus) for entry in others))) if asked.fake else list(machine.gpus)
@@ -139,23 +147,24 @@ def _check_memory(asked: ledger.Entry, others: Sequence[ledger.Entry], machine: 
 
 def _memory_of(entry: ledger.Entry) -> int:
     """What it was given, or has taken where that is more."""
-    return max(entry.memory_mb or 0, memory.used_mb(entry.pid) if entry.is_here else 0)
+    return max(entry.memory_mb or 0, memory.used_mb(entry.pid) if entry.is_here and not entry.is_coming else 0)
 
 
 def _refused(problem: str, asked: ledger.Entry, others: Sequence[ledger.Entry], ways: Sequence[str], *, on_gpus: bool = False) -> Refused:
     sharing = [entry for entry in others if entry.share is not None and set(entry.devices()) & set(asked.devices())]
     others = sharing if on_gpus else others
-    waited = [entry for entry in others if not entry.is_coming and not _serves(entry, asked)]
+    waited = {entry.pid: None for entry in others if not entry.is_own and not _serves(entry, asked)}
     ways = [*ways, *(['a smaller share of the training'] if any(_serves(entry, asked) for entry in others) else [])]
     if waited or not ways:
-        ways.append(f'wait for the end of {", ".join(str(entry.pid) for entry in waited) or "another session"}')
+        ways.append(f'wait for the end of {", ".join(map(str, waited)) or "another session"}')
     fits = f'What would fit: {", or ".join(ways)}.'
     return Refused(f'{problem} {fits}', '\n'.join([problem, *(f'  {line}' for line in table(others)), fits]))
 
 
 def _serves(entry: ledger.Entry, asked: ledger.Entry) -> bool:
-    """Whether a session is the training whose checkpoints an evaluator takes: it has nothing to do after its end."""
-    return asked.role == 'evaluator' and entry.role == 'master' and entry.model_dir == asked.model_dir
+    """Whether a session is of the training whose checkpoints an evaluator takes: it has nothing to do after its end."""
+    own = entry.role == 'master' or (entry.is_coming and not asked.is_coming)
+    return asked.role == 'evaluator' and own and entry.model_dir == asked.model_dir
 
 
 def _name(device: tuple[bool, int]) -> str:

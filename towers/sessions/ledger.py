@@ -39,8 +39,10 @@ class Entry:
       step: the last one made, loaded or evaluated; None before the first.
       host: name of the machine.
       machine: identifies the running system and its process numbers.
-      pid: process number there; 0 = it is to be started.
+      pid: process number there.
       started: when that process started.
+      parent: number of the process that started it.
+      is_coming: process `pid` will start it, in a process of its own, and holds its share until then.
       since: seconds since 1970 at which the session was registered.
       token: drawn anew for each.
     """
@@ -59,6 +61,8 @@ class Entry:
     machine: str = dataclasses.field(default_factory=identity.machine)
     pid: int = dataclasses.field(default_factory=os.getpid)
     started: int | None = dataclasses.field(default_factory=lambda: identity.start_of(os.getpid()))
+    parent: int = dataclasses.field(default_factory=os.getppid)
+    is_coming: bool = False
     since: float = dataclasses.field(default_factory=time.time)
     token: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -71,11 +75,6 @@ class Entry:
     def is_own(self) -> bool:
         """Whether it is of this very process."""
         return self.is_here and self.pid == os.getpid()
-
-    @property
-    def is_coming(self) -> bool:
-        """Whether it is to be started."""
-        return self.pid == 0
 
     def devices(self) -> list[tuple[bool, int]]:
         """Its GPUs as (fake, physical number)."""
@@ -142,6 +141,16 @@ def read(folder: str, *, now: float | None = None) -> list[Seen]:
                 beat = os.fstat(file.fileno()).st_mtime
                 found.append(Seen(entry, path, max((time.time() if now is None else now) - beat, 0.0)))
     return sorted(found, key=lambda seen: (seen.entry.since, seen.path))
+
+
+def pending(entries: Sequence[Entry]) -> list[Entry]:
+    """Without those of sessions to come that are there by now."""
+    begun = {(entry.machine, entry.parent, *_work(entry)) for entry in entries if not entry.is_coming}
+    return [entry for entry in entries if not entry.is_coming or (entry.machine, entry.pid, *_work(entry)) not in begun]
+
+
+def _work(entry: Entry) -> tuple[str, str, str]:
+    return entry.role, entry.name, entry.model_dir
 
 
 def sweep(folder: str) -> list[Seen]:

@@ -26,7 +26,7 @@ class Membership(contextlib.AbstractContextManager):
     Args:
       asked: the session.
       machine: what there is to share.
-      divide: as `admission.admit`.
+      plan: as `admission.admit`.
       beat_secs: seconds between heartbeats.
       folder: the machine's ledger; None = `host.folder()`.
     """
@@ -36,12 +36,14 @@ class Membership(contextlib.AbstractContextManager):
         asked: ledger.Entry,
         machine: admission.Machine,
         *,
-        divide: int = 0,
+        plan: bool = False,
         beat_secs: float = _BEAT_SECS,
         folder: str | None = None,
     ) -> None:
         self.entry = asked
-        self._admit = (machine, divide)
+        self._admit = (machine, plan)
+        self._coming: list[ledger.Entry] = []  # what it will start
+        self._writing = threading.Lock()
         self._beat_secs = beat_secs
         self._here = folder
         self._folders: dict[str, str] = {}  # what must be there -> where the entry stands
@@ -76,17 +78,30 @@ class Membership(contextlib.AbstractContextManager):
         self._over.set()
         if self._thread is not None and not sys.is_finalizing():  # where no other thread runs any more
             self._thread.join(self._beat_secs + _BEAT_SECS)
+        self._remove(self.entry, *self._coming)
+
+    def release(self, name: str) -> None:
+        """Gives back what is held for a session of that name, which is not started any more."""
+        with self._writing:
+            gone = [each for each in self._coming if each.name == name]
+            self._coming = [each for each in self._coming if each.name != name]
+            self._remove(*gone)
+
+    def _remove(self, *entries: ledger.Entry) -> None:
         for folder in self._folders.values():
-            with contextlib.suppress(OSError):
-                ledger.remove(folder, self.entry)
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    ledger.remove(folder, entry)
 
     def _take_place(self, here: str) -> None:
-        machine, divide = self._admit
+        machine, plan = self._admit
         with host.locked(here):
             others = [seen.entry for seen in ledger.sweep(here) if not seen.entry.is_own]
-            self.entry = admission.admit(self.entry, others, machine, divide=divide)
+            held = [entry for entry in ledger.pending([*others, self.entry]) if entry is not self.entry]
+            self.entry = admission.admit(self.entry, held, machine, plan=plan)
+            self._coming = machine.coming(self.entry)
             self._folders[here] = here
-            ledger.write(here, self.entry)
+            self._write_to(here)
 
     def follow(self, step: Callable[[], int | None]) -> None:
         """Says in the next heartbeats which step the session is at; `step` is called from another thread."""
@@ -98,14 +113,19 @@ class Membership(contextlib.AbstractContextManager):
             self._write()
 
     def _write(self) -> None:
-        """Writes the entry where its folder is; a run directory that isn't there yet may come."""
+        """Writes the entries where their folder is; a run directory that isn't there yet may come."""
         for place, folder in self._folders.items():
             if not os.path.isdir(place):
                 continue
             try:
                 os.makedirs(folder, exist_ok=True)
-                ledger.write(folder, self.entry)
+                self._write_to(folder)
             except OSError as error:  # an evaluator may read a run directory that it can't write
                 if not self._warned:
                     logging.warning('This session is not registered in %s (%s).', folder, error)
                 self._warned = True
+
+    def _write_to(self, folder: str) -> None:
+        with self._writing:
+            for entry in (self.entry, *self._coming):
+                ledger.write(folder, entry)

@@ -12,10 +12,13 @@ def rows(folder: str) -> list[Mapping[str, Any]]:
     """A record for each session of a ledger's folder, the dead ones too, the oldest first.
 
     Returns:
-      its entry's fields, and: state ('live', 'silent': its process is there and stopped beating, or 'gone'), silent_secs,
-      memory_used_mb and threads of its whole process, None where it is on another machine.
+      its entry's fields, and: state ('live', 'silent': its process is there and stopped beating, 'gone', or 'to come': its share is held
+      by the process `pid`, which will start it), silent_secs, memory_used_mb and threads of its whole process, None where it is on
+      another machine.
     """
-    return [_row(seen) for seen in ledger.read(folder)]
+    found = ledger.read(folder)
+    waited = ledger.pending([seen.entry for seen in found if seen.lives])
+    return [_row(seen) for seen in found if not (seen.lives and seen.entry.is_coming) or seen.entry in waited]
 
 
 def json_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -32,7 +35,9 @@ def cells(found: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
 def _row(seen: ledger.Seen) -> Mapping[str, Any]:
     entry = seen.entry
     state = 'gone' if not seen.lives else 'silent' if seen.silent_secs >= ledger.SILENT_SECS else 'live'
-    here = entry.is_here and seen.lives
+    if state == 'live' and entry.is_coming:
+        state = 'to come'
+    here = entry.is_here and seen.lives and not entry.is_coming
     return {
         'role': entry.role,
         'name': entry.name,
@@ -57,7 +62,7 @@ def _row(seen: ledger.Seen) -> Mapping[str, Any]:
 def _cells(row: Mapping[str, Any]) -> Sequence[str]:
     fake = 'fake ' if row['fake'] and row['gpus'] else ''
     pools = '/'.join(str(row[name] or '*') for name in ('intra_op_threads', 'inter_op_threads'))
-    state = row['state'] if row['state'] == 'live' else f'{row["state"]} {row["silent_secs"]:.0f} s'
+    state = row['state'] if row['state'] in ('live', 'to come') else f'{row["state"]} {row["silent_secs"]:.0f} s'
     return (
         f'{row["role"]} {row["name"]}'.strip(),
         state,
