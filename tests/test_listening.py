@@ -1,9 +1,10 @@
-"""A socket that is bound to every address takes connections at those it is narrowed to, and at no other."""
+"""A server that is bound to every address takes connections at those it is kept to, and at no other, from its first moment on."""
 
 import concurrent.futures
 import contextlib
 import ctypes
 import errno
+import os
 import platform
 import select
 import socket
@@ -15,19 +16,36 @@ import reaching
 from towers import listening
 
 
-@pytest.fixture
-def listener():
-    """A socket as TensorFlow's servers have it: for IPv4 and IPv6, without waits."""
-    made = socket.create_server(('::', 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    made.setblocking(False)
+FAMILY = socket.AF_INET6 if reaching.IPV6 else socket.AF_INET
+
+
+@contextlib.contextmanager
+def opened(addresses, *, family=FAMILY, port=0, then=lambda port: None):
+    """A socket as TensorFlow's servers have it, and why it is not kept to the addresses; `then` is called before it has its filter."""
+    made = socket.socket(family)
+
+    def make(port):
+        made.setblocking(False)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int('TF_GRPC_REUSE_PORT' in os.environ))
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        made.bind(('::' if family == socket.AF_INET6 else '0.0.0.0', port))
+        made.listen()
+        then(port_of(made))
+        return made
+
     with made:
-        yield made
+        same, error = listening.kept_to(addresses, port, make)
+        assert same is made and 'TF_GRPC_REUSE_PORT' not in os.environ
+        yield made, error
 
 
 def port_of(listener):
     return listener.getsockname()[1]
 
 
+@pytest.mark.skipif(not reaching.IPV6, reason='this machine has no IPv6')
 @pytest.mark.parametrize(
     'allowed',
     [
@@ -40,58 +58,82 @@ def port_of(listener):
     ],
     ids=','.join,
 )
-def test_it_is_reached_at_the_allowed_addresses_alone(listener, allowed):
-    assert reaching.reached(port_of(listener)) == set(reaching.PLACES)
-    listening.narrow(port_of(listener), allowed)
-    assert reaching.reached(port_of(listener)) == {str(listening.plain(each)) for each in allowed} & set(reaching.PLACES)
+def test_it_is_reached_at_the_allowed_addresses_alone_and_before_at_none(allowed):
+    before = []
+    with opened(allowed, then=lambda port: before.append(reaching.reached(port))) as (listener, error):
+        assert error is None and before == [set()]
+        assert reaching.reached(port_of(listener)) == {str(listening.plain(each)) for each in allowed} & set(reaching.PLACES)
 
 
-def test_a_socket_of_ipv4_is_narrowed_too():
-    with socket.create_server(('0.0.0.0', 0)) as listener:
-        listener.setblocking(False)
-        listening.narrow(port_of(listener), ['127.0.0.2', '::1'])
-        assert reaching.reached(port_of(listener), reaching.IPV4) == {'127.0.0.2'}
+def test_without_ipv6_a_socket_of_ipv4_is_kept_too(monkeypatch):
+    monkeypatch.setattr(listening, '_has_ipv6', lambda: False)
+    before = []
+    with opened(
+        ['127.0.0.2', '::1'], family=socket.AF_INET, then=lambda port: before.append(reaching.reached(port, reaching.IPV4))
+    ) as made:
+        assert made[1] is None and before == [set()]
+        assert reaching.reached(port_of(made[0]), reaching.IPV4) == {'127.0.0.2'}
 
 
-def test_other_ports_and_the_sockets_themselves_are_left_alone(listener):
-    with socket.create_server(('127.0.0.1', 0)) as other:
-        listening.narrow(port_of(listener), ['127.0.0.2'])
+def test_other_ports_and_the_sockets_themselves_are_left_alone():
+    with socket.create_server(('127.0.0.1', 0)) as other, opened(['127.0.0.2']) as (listener, _):
         assert reaching.reached(port_of(other), ['127.0.0.1']) == {'127.0.0.1'}
-    with socket.create_connection(('127.0.0.2', port_of(listener)), 5) as client:
-        assert select.select([listener], [], [], 5)[0]
-        with listener.accept()[0] as taken:
-            client.sendall(b'in')
-            taken.sendall(b'out')
-            assert (taken.recv(10), client.recv(10)) == (b'in', b'out')
-
-
-def test_connections_from_before_are_ended_at_other_addresses(listener):
-    with contextlib.ExitStack() as held:
-        clients = {place: held.enter_context(socket.create_connection((place, port_of(listener)), 5)) for place in reaching.PLACES}
-        for _ in reaching.PLACES:
+        with socket.create_connection(('127.0.0.2', port_of(listener)), 5) as client:
             assert select.select([listener], [], [], 5)[0]
-            taken = held.enter_context(listener.accept()[0])
-            taken.sendall(b'taken')
-        waiting = held.enter_context(socket.create_connection(('127.0.0.3', port_of(listener)), 5))
-        listening.narrow(port_of(listener), ['127.0.0.2'])
-        said = {place: client.recv(100) + (b'' if place == '127.0.0.2' else client.recv(100)) for place, client in clients.items()}
-        assert said == dict.fromkeys(reaching.PLACES, b'taken')  # and then the end
-        clients['127.0.0.2'].setblocking(False)
-        with pytest.raises(BlockingIOError):
-            clients['127.0.0.2'].recv(100)
-        with contextlib.suppress(ConnectionResetError):
-            assert waiting.recv(100) == b''
-        with pytest.raises(BlockingIOError):
-            listener.accept()
+            with listener.accept()[0] as taken:
+                client.sendall(b'in')
+                taken.sendall(b'out')
+                assert (taken.recv(10), client.recv(10)) == (b'in', b'out')
+
+
+def test_who_comes_early_to_an_allowed_address_waits_and_is_taken():
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        early = []
+
+        def come(port):
+            early.append(pool.submit(socket.create_connection, ('127.0.0.2', port), 10))
+            concurrent.futures.wait(early, 0.2)
+            assert not early[0].done()
+
+        with opened(['127.0.0.2'], then=come) as (_, error):
+            assert error is None
+            early[0].result().close()
+
+
+def test_a_port_is_nobody_elses_before_and_after():
+    def taken(port):
+        with pytest.raises(OSError, match='in use'):
+            socket.create_server(('127.0.0.9', port))
+
+    with opened(['127.0.0.2'], then=taken) as (listener, _):
+        taken(port_of(listener))
+        with pytest.raises(OSError, match='in use'), opened(['127.0.0.2'], port=port_of(listener)):
+            pass
+        assert reaching.reached(port_of(listener)) == {'127.0.0.2'}
+
+
+def test_a_server_that_can_not_be_made_leaves_nothing_behind():
+    ports = []
+
+    def fail(port):
+        ports.append(port)
+        raise RuntimeError('not made')
+
+    with pytest.raises(RuntimeError, match='not made'), opened(['127.0.0.2'], then=fail):
+        pass
+    assert 'TF_GRPC_REUSE_PORT' not in os.environ
+    socket.create_server(('127.0.0.1', ports[0])).close()
 
 
 SETSOCKOPT = {'x86_64': 54, 'aarch64': 208}
 
 
-def forbid_filters(error):
-    """From here on the calling thread's system takes no filter for a socket: an error, or 0 for a success that does nothing."""
+def forbid(option, error):
+    """From here on the calling thread's system does not take an option for a socket: an error, or 0 for a success that does nothing."""
     number = SETSOCKOPT.get(platform.machine())
-    steps = [(0x20, 0, 0, 0), (0x15, 0, 3, number or 0), (0x20, 0, 0, 32), (0x15, 0, 1, 26)]  # the call, and its third argument
+    # The call, its second and its third argument.
+    steps = [(0x20, 0, 0, 0), (0x15, 0, 5, number or 0), (0x20, 0, 0, 24), (0x15, 0, 3, socket.SOL_SOCKET), (0x20, 0, 0, 32)]
+    steps += [(0x15, 0, 1, option)]
     steps += [(0x06, 0, 0, 0x50000 + error), (0x06, 0, 0, 0x7FFF0000)]  # SECCOMP_RET_ERRNO, SECCOMP_RET_ALLOW
     held = ctypes.create_string_buffer(b''.join(struct.pack('=HBBI', *step) for step in steps))
     program = struct.pack('HP', len(steps), ctypes.addressof(held))
@@ -100,25 +142,36 @@ def forbid_filters(error):
         pytest.skip('seccomp is not available here')
 
 
+def knock(port):
+    """Connects until somebody who is not the guard has surely been asked."""
+    assert any(reaching.is_reached('127.0.0.3', port) for _ in range(20))
+
+
 @pytest.mark.parametrize(
-    ('error', 'said'), [(errno.EPERM, 'Operation not permitted'), (0, 'the system took the filter and does not have it')]
+    ('option', 'error', 'said', 'then'),
+    [
+        (26, errno.EPERM, 'Operation not permitted', reaching.reached),
+        (26, 0, 'the system took the filter and does not have it', reaching.reached),
+        (51, errno.EPERM, 'Operation not permitted', reaching.reached),
+        (51, 0, 'somebody could connect before the filter was on', knock),
+    ],
+    ids=['filter refused', 'filter ignored', 'guard refused', 'guard ignored'],
 )
-def test_a_system_that_does_not_do_it_is_told(listener, error, said):
+def test_a_system_that_does_not_do_it_is_told(option, error, said, then):
     def work():
-        forbid_filters(error)
-        with pytest.raises(OSError, match=said):
-            listening.narrow(port_of(listener), ['127.0.0.1'])
+        forbid(option, error)
+        with opened(['127.0.0.1'], then=then) as (listener, why):
+            assert said in str(why)
+            if said != 'somebody could connect before the filter was on':
+                assert reaching.reached(port_of(listener)) == set(reaching.PLACES)
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:  # a thread that ends takes its limits with it
         pool.submit(work).result()
-    assert reaching.reached(port_of(listener)) == set(reaching.PLACES)
 
 
-def test_what_can_not_be_done_is_told(listener):
-    port = port_of(listener)
-    with pytest.raises(OSError, match='Invalid argument'):  # more than the system takes
-        listening.narrow(port, [f'127.1.{number // 250}.{number % 250}' for number in range(1000)])
-    assert reaching.reached(port) == set(reaching.PLACES)
-    listener.close()
-    with pytest.raises(OSError, match=f'no socket of this process listens at port {port}'):
-        listening.narrow(port, ['127.0.0.1'])
+def test_what_can_not_be_done_is_told():
+    many = [f'127.1.{number // 250}.{number % 250}' for number in range(1000)]  # more than the system takes
+    with opened(many) as (listener, error):
+        assert 'Invalid argument' in str(error) and reaching.reached(port_of(listener)) == set(reaching.PLACES)
+    _, error = listening.kept_to(['127.0.0.1'], 0, lambda port: None)
+    assert 'no socket of this process listens at port' in str(error)

@@ -1,10 +1,7 @@
 """A task's server takes connections at the addresses that its host stands for, where the other tasks reach it there."""
 
-import contextlib
 import itertools
 import re
-import select
-import socket
 import subprocess
 import sys
 
@@ -15,7 +12,6 @@ import reaching
 import starter
 import tensorflow.compat.v1 as tf
 
-from towers import listening
 from towers.cluster import address, server, spec
 
 PROTO = tf.ConfigProto(device_count={'CPU': 1}, intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)
@@ -51,22 +47,49 @@ def test_a_server_is_reached_at_its_host_alone(host, places, caplog):
     assert record.message.endswith(' only.')
 
 
-def test_who_connects_before_the_choice_is_sent_away(monkeypatch):
-    clients, narrow = [], listening.narrow
-
-    def late(port, places):
-        clients.append(socket.create_connection(('127.0.0.3', port), 10))
-        select.select(clients, [], [], 5)  # TensorFlow takes it, and begins to speak
-        clients.extend(socket.create_connection(('127.0.0.3', port), 10) for _ in range(20))  # of these some still wait
-        narrow(port, places)
-
-    monkeypatch.setattr(listening, 'narrow', late)
-    started(cluster_of('127.0.0.2'))
-    assert len(clients) == 21
-    for client in clients:
-        with client, contextlib.suppress(ConnectionResetError):
-            while client.recv(1000):  # what TensorFlow begins with, where it came so far
+HAMMER = """
+import socket, sys, threading
+port, stop, came = int(sys.argv[1]), threading.Event(), []
+def hammer(host):
+    while not stop.is_set():
+        with socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET) as client:
+            client.settimeout(0.05)
+            try:
+                client.connect((host, port))
+                came.append(host)
+            except (TimeoutError, ConnectionError):
                 pass
+threads = [threading.Thread(target=hammer, args=(host,)) for host in sys.argv[2:]]
+for each in threads:
+    each.start()
+print('hammers', flush=True)
+sys.stdin.read()
+stop.set()
+for each in threads:
+    each.join()
+print(sorted(set(came)))
+"""
+
+
+def test_nobody_connects_elsewhere_in_any_moment_of_a_start(monkeypatch):
+    before, make = [], tf.train.Server
+    cluster = cluster_of('127.0.0.2')
+    port = cluster.workers[0].port
+
+    def looked_at(*args, **settings):
+        made = make(*args, **settings)
+        before.append(reaching.reached(port))
+        return made
+
+    monkeypatch.setattr(tf.train, 'Server', looked_at)
+    forbidden = sorted(set(reaching.PLACES) - {'127.0.0.2'})
+    command = [sys.executable, '-c', HAMMER, str(port), *forbidden]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as hammer:
+        assert hammer.stdout.readline() == 'hammers\n'
+        started(cluster)
+        assert hammer.communicate(timeout=20)[0] == '[]\n'
+    assert before == [set()]  # there is a server, and no way to it
+    assert reaching.reached(port) == {'127.0.0.2'}
 
 
 def test_a_name_that_others_take_for_another_address_leaves_it_open(caplog):

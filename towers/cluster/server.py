@@ -45,10 +45,7 @@ def start(cluster: spec.Cluster, task: spec.Task, proto: tf.ConfigProto) -> tupl
 def _start(cluster: spec.Cluster, task: spec.Task, proto: tf.ConfigProto) -> tuple[tf.train.Server, dict[str, Any]]:
     found = address.check_port(task)
     try:
-        server = tf.train.Server(
-            tf.train.ClusterSpec(cluster.jobs()), job_name=task.job, task_index=task.index, config=proto, start=False
-        )  # it listens, and answers nothing yet
-        _choose(cluster, task, found)
+        server = _made(cluster, task, proto, found)
         server.start()
     except tf.errors.OpError as error:
         raise ValueError(
@@ -67,20 +64,27 @@ def _start(cluster: spec.Cluster, task: spec.Task, proto: tf.ConfigProto) -> tup
     return server, made
 
 
-def _choose(cluster: spec.Cluster, task: spec.Task, found: Mapping[str, bool]) -> None:
-    """Lets a server take connections at its task's addresses alone, where that is possible, and says where it does."""
+def _made(cluster: spec.Cluster, task: spec.Task, proto: tf.ConfigProto, found: Mapping[str, bool]) -> tf.train.Server:
+    """A server, not started, that takes connections at its task's addresses alone, where that is possible; says where it does."""
+
+    def make(_: int) -> tf.train.Server:
+        return tf.train.Server(
+            tf.train.ClusterSpec(cluster.jobs()), job_name=task.job, task_index=task.index, config=proto, start=False
+        )  # it listens, and answers nothing yet
+
     why = address.why_open(cluster, task, found)
     if why is None:
         places = address.allowed(task, found)
-        try:
-            listening.narrow(task.port, places)
-        except OSError as error:
-            why = f'it can not be kept to {task.host} here ({error})'
-        else:
+        made, error = listening.kept_to(places, task.port, make)
+        if error is None:
             is_local = all(listening.plain(place).is_loopback for place in places)
             logging.info('%s: listens at %s only%s', task, ', '.join(places), '.' if is_local else _EXPOSED)
-            return
+            return made
+        why = f'it can not be kept to {task.host} here ({error})'
+    else:
+        made = make(task.port)
     logging.warning("%s: TensorFlow's server listens on port %d of every address of this machine (%s)%s", task, task.port, why, _EXPOSED)
+    return made
 
 
 def card(cluster: spec.Cluster, task: spec.Task, proto: tf.ConfigProto) -> dict[str, Any]:

@@ -25,10 +25,12 @@ def _serve() -> tf.distribute.Server:
     """A server for this machine alone."""
     # It makes devices of its own: one CPU, and no GPU, which the training has.
     options = tf.ConfigProto(device_count={'CPU': 1, 'GPU': 0}, inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
-    server = tf.distribute.Server.create_local_server(config=options, start=False)  # it listens, and answers nothing yet
-    try:
-        listening.narrow(_port(server), listening.LOOPBACK)
-    except OSError as error:
+
+    def make(port: int) -> tf.distribute.Server:
+        return tf.distribute.Server({'localhost': [f'localhost:{port}']}, config=options, start=False)  # it answers nothing yet
+
+    server, error = listening.kept_to(listening.LOOPBACK, 0, make)
+    if error is not None:
         logging.warning(
             "TensorFlow's server of --serve_snapshots listens on port %d of every address of this machine, as it can not be kept to the "
             'loopback here (%s), and runs any graph it is sent; let nobody else reach it.',
