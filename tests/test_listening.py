@@ -15,7 +15,6 @@ import reaching
 
 from towers import listening
 
-
 FAMILY = socket.AF_INET6 if reaching.IPV6 else socket.AF_INET
 
 
