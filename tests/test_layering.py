@@ -11,6 +11,7 @@ L2 = {'strategies'}
 L3 = {
     'program', 'run_directory', 'starting', 'training', 'replaying', 'evaluator', 'results', 'evaluation', 'companion', 'exporting',
     'connecting', 'recovering', 'keeping', 'stepping', 'serving', 'joining', 'feeding', 'planner', 'inference', 'predicting', 'run_hooks',
+    'leaving',
 }  # fmt: skip
 # Folders whose files are stages of their own; in the others (checkpoint, hooks, reduce) all files together are one stage.
 ROOMS = {'input', 'graph', 'run', 'directory', 'evaluators', 'jobs'}

@@ -14,7 +14,12 @@ _STANDARD = sysconfig.get_paths()['stdlib']
 _FIRST_ROOT = re.compile(r'root error\(s\) found\.\s*\(0\)(.*?)(?=\n\s*\(1\)|\n\d+ successful operations|\Z)', re.DOTALL)
 _NODE = re.compile(r'(?<!\}\})\{\{node ([^}]+)\}\}')  # not one inside a function
 _IN_DATASET = re.compile(r'Error in user-defined function passed to \w+:\d+ transformation with iterator: \S+: ')
+_RULE = re.compile(r'={5,}')  # between two errors
 _FUNCTION = re.compile(r'\{\{function_node ([^}]+)\}\}')
+
+
+# What a session raises where another task is gone, frozen, or another process than before.
+OF_TASKS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError, tf.errors.CancelledError)
 
 
 class Diverged(RuntimeError):
@@ -107,6 +112,12 @@ def located(error: tf.errors.OpError, graph: tf.Graph) -> tf.errors.OpError:
     return kind(operation and operation.node_def, None, message)
 
 
+def brief(message: str) -> str:
+    """A message in one line, without what gRPC says of its calls and what comes behind that."""
+    text = ' '.join(_RULE.sub(' ', message).split())
+    return text.partition(' Additional GRPC error information')[0]
+
+
 def _first_root(message: str) -> str:
     found = _FIRST_ROOT.search(message)
     return found.group(1) if found else message
@@ -115,4 +126,4 @@ def _first_root(message: str) -> str:
 def _reason(message: str) -> str:
     """A runtime's message without its traceback and its list of nodes, in one line."""
     text = _first_root(re.sub(r"\AGraph execution error:(.*\nNode: '[^\n]*\n)?", '', message, flags=re.DOTALL))
-    return ' '.join(re.sub(r'\[\[.*?\]\]', '', _IN_DATASET.sub('', text), flags=re.DOTALL).split())
+    return brief(re.sub(r'\[\[.*?\]\]', '', _IN_DATASET.sub('', text), flags=re.DOTALL))

@@ -92,9 +92,10 @@ def test_a_killed_master_loses_no_step_of_variables_on_parameter_tasks(machines,
     assert [command.pid for command in machines.commands[2:]] == pids
 
 
-def test_an_update_that_was_not_written_whole_is_not_gone_on_with(machines, training, whole):
+@pytest.mark.parametrize('ended_by', [signal.SIGKILL, signal.SIGTERM])
+def test_an_update_that_was_not_written_whole_is_not_gone_on_with(machines, training, whole, ended_by):
     (training.folder / 'hang').write_text('23')
-    training.start(**PATIENT)
+    training.start(step_timeout_secs=60 if ended_by == signal.SIGKILL else 5)
     training.wait_for_step(22)
     at = {}
 
@@ -106,11 +107,14 @@ def test_an_update_that_was_not_written_whole_is_not_gone_on_with(machines, trai
         return at['late'] == [22] and at['w'] == at['out'] == [23]
 
     starter.wait_for(is_torn, 20)
-    training.kill()
+    training.command.send(ended_by)
+    assert training.command.wait(40) == (0 if ended_by == signal.SIGTERM else -ended_by), training.command.text()
     (training.folder / 'hang').unlink()
     training.start(**PATIENT)
     processes.check_same(training, whole)
     assert 'the update to step 23 was not written whole. Going on from checkpoint 20' in training.text()
+    said = 'Nothing is saved that is newer than checkpoint 20: the update to step 23 was not written whole' in training.text()
+    assert said == (ended_by == signal.SIGTERM)
 
 
 @pytest.mark.parametrize(('who', 'step'), [('worker', 23), ('master', processes.STEPS)])

@@ -71,7 +71,7 @@ def main(n, steps, settings='{}', data=dataset, *, usual=None, model=model, opti
         'inter_op_threads': 2,
     }
     config = towers.Config(**{**own, **(usual or {}), **given})
-    towers.train(model, data, config, hooks=[IdLog(), *hooks], optimizer=optimizer)
+    return towers.train(model, data, config, hooks=[IdLog(), *hooks], optimizer=optimizer)
 
 
 if __name__ == '__main__':

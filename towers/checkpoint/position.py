@@ -70,7 +70,7 @@ class Asker:
             return {POSITION: position, **({PLACE: [now[PLACE]] * 2} if PLACE in now else {})}
         earlier, place = self._earlier(now[PLACE], but)
         logging.warning(
-            'The input waits for data and gives no position; checkpoint %d holds %s, from where a resume reads on to batch %d of pass %d.',
+            'The input gives no position now; checkpoint %d holds %s, from where a resume reads on to batch %d of pass %d.',
             step,
             f'that of batch {place[1]}' if earlier else 'the start of the pass',
             *now[PLACE][::-1],

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from towers import structs
+from towers import errors, structs
 from towers.checkpoint import manifest, position
 
 T = TypeVar('T')
@@ -84,6 +84,8 @@ class Restorer:
         wanted = place[0] if wanted is None else wanted
         try:
             self._input.go_to(session, wanted, None if reason or place[1][0] != wanted[0] else place[1])
+        except errors.OF_TASKS:  # says nothing of the input
+            raise
         except (tf.errors.OpError, ValueError) as error:
             return f'reading on to it failed ({str(error).splitlines()[0]})'
         return None
@@ -94,6 +96,8 @@ class Restorer:
             return 'the input gave no position when it was saved'
         try:
             session.run(self._position_set, {self._position: state})
+        except errors.OF_TASKS:
+            raise
         except tf.errors.OpError as error:
             return f'setting its position failed ({error.message.splitlines()[0]})'
         return ''

@@ -149,6 +149,15 @@ class Saver:
         finally:
             self._saving.release()
 
+    def retire(self) -> bool:
+        """Ends this saver for good where no save is under way, which it says; a later one waits for ever. For another thread."""
+        if not self._saving.acquire(blocking=False):
+            return False
+        if self.busy:
+            self._saving.release()
+            return False
+        return True
+
     def _save(self, session: tf.Session, final: bool, last: bool) -> None:
         if not self.wait(_WRITE_LIMIT_SECS):
             raise manifest.CheckpointError(

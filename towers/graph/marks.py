@@ -80,11 +80,11 @@ class Reader:
     """Tells what a step is waited for that another thread makes.
 
     Args:
-      session: the one that makes the steps.
+      session: the one that makes the steps; None where it is closed by now, and does not answer.
       marks: of the step; none = it says 'its session'.
     """
 
-    def __init__(self, session: tf.Session, marks: Sequence[structs.Mark]):
+    def __init__(self, session: tf.Session | None, marks: Sequence[structs.Mark]):
         self._session = session
         self._marks = marks
 
@@ -120,6 +120,8 @@ class Reader:
         return dict(counts)
 
     def _read(self, mark: structs.Mark, counts: dict[str, int | None]) -> None:
+        if self._session is None:
+            return
         # In the thread that calls, since those of the session may all be blocked.
         options = tf.RunOptions(inter_op_thread_pool=-1, timeout_in_ms=int(1000 * _ANSWER_SECS))
         try:

@@ -127,7 +127,7 @@ class Standing:
       report: name -> fp32 scalar of a step.
 
     Attributes:
-      devices: as given.
+      devices, names: as given; of the report.
       counted: references to the counters.
       claim: operation that takes the variables over from the session that had them.
       void: operation that notes that the variables are being set, to be run before that begins.
@@ -137,7 +137,7 @@ class Standing:
         self, devices: Sequence[str], counters: Sequence[tf.Variable], source: structs.Input, report: Mapping[str, tf.Tensor]
     ) -> None:
         self.devices = tuple(devices)
-        self._names = tuple(report)
+        self.names = tuple(report)
         self.counted = frozenset(counter.ref() for counter in counters)
         with tf.name_scope(_SCOPE):
             number = random.SystemRandom().getrandbits(62)  # whatever seeds there are
@@ -219,7 +219,7 @@ class Standing:
             return None
         step, examples, skipped, size = map(int, done[:4])
         values, taken = np.split(done[4:], [size])
-        report = dict(zip(self._names, values.astype(np.int32).view(np.float32).tolist(), strict=False))
+        report = dict(zip(self.names, values.astype(np.int32).view(np.float32).tolist(), strict=False))
         return Note(int(begun), Point(step, examples, skipped, tuple(taken.tolist()), report), run.decode())
 
 

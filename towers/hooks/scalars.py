@@ -118,12 +118,9 @@ class ScalarsHook(every.TimedHook):
         report, self._unwritten = self._unwritten, {}
         self._put(report)
 
-    def _put(self, row: dict[str, Any]) -> None:
-        step, seen = row.pop('step'), row.pop('examples_seen')
-        self._written = step
-        self._rows({'step': step, **row, 'examples': seen})
-        row.pop('examples', None)  # of the step alone
-        self._events(step, {**row, 'examples_seen': seen})
+    def _put(self, values: Mapping[str, Any]) -> None:
+        self._written = values['step']
+        put(values, self._rows, self._events)
 
     def _rates(self, report: Mapping[str, Any]) -> dict[str, float]:
         assert self._mark is not None
@@ -138,3 +135,12 @@ class ScalarsHook(every.TimedHook):
         """The metrics' values from the totals, which stand behind the report in the fetched values."""
         totals = iter(self._values[len(self._report_names) :])
         return metrics.results(self._metrics, {name: [next(totals) for _ in metric.sums] for name, metric in self._metrics.items()})
+
+
+def put(values: Mapping[str, Any], rows: Callable[[Mapping[str, Any]], None], events: Callable[[int, Mapping[str, Any]], None]) -> None:
+    """Writes a step's values, of which 'step' and 'examples_seen' are two, as a row and as scalars; the arguments are those of the hook."""
+    row = dict(values)
+    step, seen = row.pop('step'), row.pop('examples_seen')
+    rows({'step': step, **row, 'examples': seen})
+    row.pop('examples', None)  # of the step alone
+    events(step, {**row, 'examples_seen': seen})

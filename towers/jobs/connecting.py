@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -25,7 +25,7 @@ _PATIENCE, _RECOVERY_SECS = 1.5, 30.0
 _SESSION_SECS = 10.0  # one attempt to make a session
 _CONNECT_SECS = 120.0  # all of them
 _ANSWER_SECS = 3.0
-_SAVING_SECS = 15.0  # for a session, where the run is to stop
+_SAVING_SECS = 15.0  # for a session that saves what a lost one has left
 _CHANNELS = 4  # connections to each machine: one alone does not fill a fast network
 
 
@@ -149,21 +149,22 @@ class Link:
         """Waits until all tasks answer, and a session with all of them can be made.
 
         Workers that were left out before and are back take part. Those that do not come back within `worker_grace_secs` are left
-        out where `min_workers` others are there, and where the run is to stop and any is there, to save.
+        out where `min_workers` others are there. It returns early where the run is to stop.
 
         Raises:
           ClusterError: a task that is needed does not come back.
           ValueError: one is of another run, or has other versions.
         """
         found, silent = readiness.answers(self._there(), self._config.worker_grace_secs, self._stop)
+        if self._stop.is_set():
+            return
         if returned := [task for task in self._dropped if self._pulse.answers(task)]:
             self._take_in(returned)
         if silent:
             self._drop(silent)
         readiness.require(found, self._card)
         self._cards.update(found)
-        limit = (_SAVING_SECS, threading.Event()) if self._stop.is_set() else (_CONNECT_SECS, self._stop)
-        if not readiness.retried(self._list, *limit) and not self._stop.is_set():
+        if not readiness.retried(functools.partial(self._list, self._options), _CONNECT_SECS, self._stop) and not self._stop.is_set():
             raise spec.ClusterError('All tasks answer, but no session over all of them could be made.')
 
     def rejoin(self) -> None:
@@ -192,24 +193,45 @@ class Link:
         """Leaves tasks out that did not come back, where that is allowed."""
         names = '; '.join(f'{task} ({why})' for task, why in silent.items())
         left = [task for task in self._cluster.workers if task not in silent and task not in self._dropped]
-        stops = self._stop.is_set()
-        least = 1 if stops else self._config.min_workers
+        least = self._config.min_workers
         if least is None or len(left) < least or any(task.job != 'worker' for task in silent):
-            if stops:
-                raise spec.ClusterError(f'Stopped while machines were waited for without which nothing can be saved: {names}.')
-            left_of = '' if least is None else f' {len(left)} are left, of --min_workers={least}.'
-            raise spec.ClusterError(f'Not back within {self._config.worker_grace_secs:g} s (--worker_grace_secs): {names}.{left_of}')
-        text = 'Saving with %d machines, without %s.' if stops else 'Going on with %d machines, until the others are back: without %s.'
-        logging.warning(text, len(left), names)
+            rest = '' if least is None else f' --min_workers={least} needs {least} machines with towers, {len(left)} of them there.'
+            raise spec.ClusterError(f'Not back within {self._config.worker_grace_secs:g} s (--worker_grace_secs): {names}.{rest}')
+        logging.warning('Going on with %d machines, until the others are back: without %s.', len(left), names)
         self._dropped |= silent.keys()
+
+    def session(self, graph: tf.Graph, proto: tf.ConfigProto, holders: Sequence[str]) -> tf.Session:
+        """A session of this process and a few tasks, whoever else is there.
+
+        Args:
+          graph: to run.
+          proto: its options.
+          holders: a CPU of each of the tasks.
+
+        Raises:
+          tf.errors.OpError: one does not answer.
+        """
+
+        def alone(proto: tf.ConfigProto, secs: float) -> tf.ConfigProto:
+            made = tf.ConfigProto()
+            made.CopyFrom(proto)
+            names = (self._cluster.master.device, *[holder.removesuffix('/cpu:0') for holder in holders])
+            made.device_filters[:] = dict.fromkeys(names)
+            return _remote(made, secs)
+
+        if not readiness.retried(functools.partial(self._list, alone), _SAVING_SECS, threading.Event()):
+            raise tf.errors.UnavailableError(None, None, f'no session within {_SAVING_SECS:g} s')
+        return remote.RemoteSession(self._server.target, graph, alone(proto, _STEP_SECS), _STEP_SECS)
 
     def finish(self) -> None:
         """Says that the run is over, so that every server ends."""
         self._pulse.finish()
 
-    def _list(self) -> None:
-        options = self._options(tf.ConfigProto(), _SESSION_SECS)
-        with tf.Graph().as_default() as graph, tf.Session(self._server.target, graph=graph, config=options) as session:
+    def _list(self, options: Callable[[tf.ConfigProto, float], tf.ConfigProto]) -> None:
+        with (
+            tf.Graph().as_default() as graph,
+            tf.Session(self._server.target, graph=graph, config=options(tf.ConfigProto(), _SESSION_SECS)) as session,
+        ):
             session.list_devices()
 
     def _options(self, proto: tf.ConfigProto, secs: float) -> tf.ConfigProto:

@@ -30,22 +30,27 @@ def kept(session: tf.Session, made: program.Program, config: config_lib.Config, 
     Returns:
       Where the run goes on; None = all variables are to be set anew.
     """
-    noted = made.noted
+    noted, stands = made.noted, found(session, made, config, claim)
     assert noted is not None
-    session.run(noted.claim)
-    notes = _settled(session, noted)
-    if not any(notes):
+    if stands is None:
         return None
-    found = _judged(notes, made, config, claim)
     checkpoint = 'without any checkpoint' if claim.found is None else f'with the newest checkpoint at step {claim.found.step}'
-    if isinstance(found, standing.Point):
+    if isinstance(stands, standing.Point):
         logging.warning(
-            'The variables in the memory of %s are whole: going on with them at step %d, %s.', _names(noted), found.step, checkpoint
+            'The variables in the memory of %s are whole: going on with them at step %d, %s.', _names(noted), stands.step, checkpoint
         )
-        return found
+        return stands
     instead = 'the start' if claim.found is None else f'checkpoint {claim.found.step}'
-    logging.warning('The variables in the memory of %s are not gone on with: %s. Going on from %s.', _names(noted), found, instead)
+    logging.warning('The variables in the memory of %s are not gone on with: %s. Going on from %s.', _names(noted), stands, instead)
     return None
+
+
+def found(session: tf.Session, made: program.Program, config: config_lib.Config, claim: run_directory.Claim) -> standing.Point | str | None:
+    """As `kept`, but saying nothing: where the variables stand, or why they are not to be gone on with; None where nobody holds any."""
+    assert made.noted is not None
+    session.run(made.noted.claim)
+    notes = _settled(session, made.noted)
+    return _judged(notes, made, config, claim) if any(notes) else None
 
 
 def run_of(made: program.Program, claim: run_directory.Claim) -> str:

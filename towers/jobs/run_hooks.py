@@ -33,11 +33,13 @@ class Around:
       stop: ends the steps when set.
       inside: evaluates between the steps.
       seen: the steps that are looked at.
+      told: is given what saves.
     """
 
     stop: threading.Event | None = None
     inside: inside_lib.Inside | None = None
     seen: looks.Looks = dataclasses.field(default_factory=looks.Looks)
+    told: Callable[[saver.Saver], None] = lambda _: None
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -188,7 +190,12 @@ def watching(
     def late(done: int) -> str:
         return marks.Reader(raw(), made.step.marks).late(done if runs is None else runs.done())
 
-    return watchdog.Watchdog(made.site.watched(config), folder=str(config.model_dir), late=late, close=lambda: raw().close())
+    def close() -> None:
+        session = raw()
+        if session is not None:  # else it is closed by now
+            session.close()
+
+    return watchdog.Watchdog(made.site.watched(config), folder=str(config.model_dir), late=late, close=close)
 
 
 def rescuing(

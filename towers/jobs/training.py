@@ -19,7 +19,7 @@ from towers.evaluators import inside as inside_lib
 from towers.evaluators import supervisor
 from towers.graph import devices, optimizers
 from towers.hooks import checkpointing, guard, watch
-from towers.jobs import connecting, joining, program, recovering, run_hooks, starting, stepping
+from towers.jobs import connecting, joining, leaving, program, recovering, run_hooks, starting, stepping
 from towers.run import looping, process, session, signals, writers
 from towers.sessions import membership
 
@@ -138,9 +138,7 @@ def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
 
 
 def _attempt(job: _Job, claim: run_directory.Claim, stop_event: threading.Event, site: connecting.Site) -> recovering.Reached:
-    """Trains on a site, from the newest checkpoint on; where the run is to stop it saves what a lost session has left."""
-    if stop_event.is_set() and job.progress.first is not None:
-        job = dataclasses.replace(job, config=connecting.whole(job.config))  # machines may be missing
+    """Trains on a site, from the newest checkpoint on, or with what a lost session has left in memory."""
     claim = dataclasses.replace(claim, found=claim.newest())
     facts = claim.found.manifest.semantics if claim.found else {}
     extras = program.Extras(job.optimizer, shard_examples=meaning.shard_examples(facts, job.config))
@@ -161,18 +159,23 @@ def _train(job: _Job, made: program.Program, claim: run_directory.Claim, stop_ev
             manifest.write(job.model_dir, dataclasses.replace(found.manifest, final=True))
         job.progress.begins(found.step)
         return reached
-    if stop_event.is_set() and job.progress.first is None:  # while the graph was built; later there is something to save
+    if stop_event.is_set():  # while the graph was built
+        if job.progress.save is not None:
+            raise recovering.Stopped
         return dataclasses.replace(reached, stopped_by='signal')
     job.progress.step = lambda: reached.step
+    save = functools.partial(leaving.save, made, config, claim)
+    job.progress.save = job.progress.save or save  # a task may hold variables of an earlier master
     job.member.follow(job.progress.step)
     inside = inside_lib.Inside(job.model, job.evaluators, stop_event) if config.eval_every_steps else None
-    around = run_hooks.Around(stop_event, inside, stepping.seen(made, config, job.hooks))
+    around = run_hooks.Around(stop_event, inside, stepping.seen(made, config, job.hooks), job.progress.saves_by)
     hooks = (*job.hooks, *made.site.hooks)
     with inside or contextlib.nullcontext(), opened(made, config, claim=claim, hooks=hooks, around=around) as master:
         if made.noted is not None:  # the tasks of a cluster may have been further than the checkpoint
             number, seen = master.raw_session().run([step.global_step, step.saved['examples_seen']])
             reached.first_step, reached.step, reached.examples = int(number), int(number), int(seen)
             reached.loss = made.noted.reported(master.raw_session()).get('loss', reached.loss)
+        job.progress.save = save
         job.progress.begins(reached.step)
         _loop(master, step, reached, around)
     reached.stopped_by = master.stopped_by or 'hook'
@@ -202,6 +205,7 @@ def opened(
     with made.graph.as_default(), tf.device(made.placement.parameter_device), process.uncollected():
         keeper = saver.Saver(step.saved, step.input, config=config, model_dir=model_dir, facts=saver.Facts(claim.facts, claim.check))
         starter = starting.Starter(made, claim, config)
+    around.told(keeper)
     with contextlib.ExitStack() as closing:
         closing.callback(keeper.close, _CLOSE_SECS)
         runs = run_hooks.several(step, config)
