@@ -106,7 +106,14 @@ def _evaluators(values: flags.FlagValues, datasets: _Datasets) -> dict[str, stru
 
 def _test(flag: str, name: str, values: flags.FlagValues) -> structs.Dataset | None:
     """The examples to evaluate on of a dataset of the zoo, or a user's."""
-    return _own.find(flag, name, values.code_dir) if _own.is_own(flag, name) else _zoo_splits(values, name).test
+    if _own.is_own(flag, name):
+        return _own.find(flag, name, values.code_dir)
+    try:
+        return _zoo_splits(values, name).test
+    except ValueError as error:
+        if name in data.DATASETS:
+            raise
+        raise ValueError(f'{flag}={name}: {error}') from None
 
 
 def _zoo_splits(values: flags.FlagValues, name: str, *, with_test: bool = True) -> data.Splits:

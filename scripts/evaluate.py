@@ -15,7 +15,7 @@ from absl import flags
 import towers
 from scripts import _flags, _main, _zoo
 from towers import config as config_lib
-from towers.evaluators import supervisor, unsaved
+from towers.evaluators import evaluation, results, supervisor, unsaved
 
 
 def define() -> flags.FlagValues:
@@ -41,11 +41,12 @@ def main(values: flags.FlagValues) -> int:
         raise ValueError('Nothing to evaluate on, got no --eval_dataset; give one, of the zoo or as package.module:function.')
     if values.live:
         config_lib.require(values.checkpoint is None, f'--live takes no --checkpoint, got {values.checkpoint}; give one of the two.')
-        _main.print_table(unsaved.evaluate(work.model, chosen.dataset, chosen.config, continuous=values.continuous))
-        return _main.DONE
-    found = towers.evaluate(work.model, chosen.dataset, chosen.config, checkpoint=values.checkpoint, continuous=values.continuous)
+        found = unsaved.evaluate(work.model, chosen.dataset, chosen.config, continuous=values.continuous)
+    else:
+        found = towers.evaluate(work.model, chosen.dataset, chosen.config, checkpoint=values.checkpoint, continuous=values.continuous)
     _main.print_table(found)
-    return _main.DONE if found else _main.FAILED  # --continuous and no checkpoint ever came
+    written = results.Results(evaluation.run_directory(config), chosen.name).holds(found)
+    return _main.DONE if found and (written or values.continuous) else _main.FAILED  # no checkpoint ever came, or the disk is full
 
 
 if __name__ == '__main__':

@@ -251,7 +251,10 @@ def test_it_ends_before_it_builds_anything_where_its_parent_is_killed_while_it_s
 @pytest.mark.parametrize('what', ['model', 'eval_dataset'])
 def test_what_can_not_be_sent_says_so_before_anything_starts(tmp_path, what):
     given = {'model': test_evaluation.scaled, 'eval_dataset': numbers, what: lambda *args, **kwargs: None}
-    with pytest.raises(ValueError, match=f'evaluate=True sends {what} to another process, got .*lambda.*give a function of a module'):
+    named = {'eval_dataset': "eval_dataset of 'test'"}.get(what, what)
+    with pytest.raises(
+        ValueError, match=f'beside the training takes {named} to a process of its own, got .*lambda.*give a function of a module'
+    ):
         companion.Companion(given['model'], given['eval_dataset'], runs.config(tmp_path))
     with pytest.raises(ValueError, match='got none; give --model_dir'):
         companion.Companion(test_evaluation.scaled, numbers, runs.config(None))
@@ -261,7 +264,7 @@ def test_a_function_that_no_file_holds_is_refused(tmp_path, monkeypatch):
     main = types.ModuleType('__main__')  # of a notebook, or of python -c
     exec('def model(batch, *, training): pass', main.__dict__)
     monkeypatch.setitem(sys.modules, '__main__', main)
-    with pytest.raises(ValueError, match='evaluate=True sends model to another process, got .*which no file holds'):
+    with pytest.raises(ValueError, match='takes model to a process of its own, got .*which no file holds'):
         companion.Companion(main.model, numbers, runs.config(tmp_path))
 
 

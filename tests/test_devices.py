@@ -104,9 +104,22 @@ def test_options_that_can_not_be_right_together_are_refused(options, message):
         config.DeviceConfig(**options)
 
 
-def test_xla_is_for_gpus():
-    with pytest.raises(ValueError, match='--xla compiles what runs on GPUs, got towers on the CPU'):
-        devices.place(config.DeviceConfig(xla=True), gpus=0)
+@pytest.mark.parametrize(
+    ('fields', 'flag'),
+    [
+        ({'xla': True}, '--xla compiles what runs on GPUs'),
+        ({'gpu_allow_growth': False}, "--nogpu_allow_growth says how a GPU's memory is taken"),
+        ({'gpu_allocator': 'cuda_malloc_async'}, "--gpu_allocator=cuda_malloc_async says who manages a GPU's memory"),
+        ({'gpu_thread_mode': 'gpu_private', 'gpu_thread_count': 3}, '--gpu_thread_mode=gpu_private is for threads that launch kernels'),
+    ],
+    ids=['xla', 'growth', 'allocator', 'threads'],
+)
+def test_what_is_for_gpus_alone_is_refused_on_the_cpu_and_no_evaluators_there(fields, flag):
+    for device in ('cpu', 'auto'):
+        with pytest.raises(ValueError, match=f'{flag}.*, got towers on the CPU; leave it out, or use --device=gpu'):
+            devices.place(config.DeviceConfig(device=device, **fields), gpus=0)
+    assert not devices.place(config.DeviceConfig(**fields), gpus=1).fake
+    assert devices.place(config.evaluation_devices(config.Config(**fields)), gpus=1).fake
 
 
 def test_without_a_count_tensorflow_is_asked():

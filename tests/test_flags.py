@@ -223,7 +223,8 @@ def test_the_zoo_is_found_by_name_with_the_classes_of_its_data():
     [
         (['--model=lenets'], "Unknown model 'lenets'; did you mean lenet"),
         (['--dataset=digit'], "Unknown dataset 'digit'; did you mean digits"),
-        (['--eval_dataset=digit'], "Unknown dataset 'digit'; did you mean digits"),
+        (['--eval_dataset=digit'], "^--eval_dataset=digit: Unknown dataset 'digit'; did you mean digits"),
+        (['--evaluator=x:dataset=', '--evaluator=y'], "^--evaluator=x:dataset=: Unknown dataset ''"),
         (['--model=own_work.model'], '--model=own_work.model: expected a name of the zoo or package.module:function; put a colon'),
         (['--model=own_wok:model'], r"--model=own_wok:model: no module 'own_wok' in .* or on the Python path\."),
         (['--model=own_work.sub:model'], "--model=own_work.sub:model: no module 'own_work.sub'"),

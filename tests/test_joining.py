@@ -89,6 +89,15 @@ def test_the_shares_of_its_own_evaluators_must_fit_at_the_start(settings, proble
     assert [line.split()[:4] for line in table[1:]] == [['evaluator', 's' if 'evaluator' in settings else 'test', 'to', 'come']]
 
 
+def test_a_limit_in_megabytes_of_a_fake_gpu_says_what_it_counts_as(caplog):
+    caplog.set_level('INFO')
+    joined(gpu_memory_limit_mb=250)
+    assert (
+        '--gpu_memory_limit_mb=250 counts as 0.25 of a fake GPU: its size is not known, and the main memory, 1000 MiB, stands'
+        in caplog.text
+    )
+
+
 def test_a_plan_and_a_share_are_two_answers():
     with pytest.raises(ValueError, match='--memory_plan=auto chooses the share, got --gpu_memory_fraction=0.5 too; give one of the two'):
         towers.Config(memory_plan='auto', gpu_memory_fraction=0.5)

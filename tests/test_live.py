@@ -19,6 +19,7 @@ import starter
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers.directory import holder
 from towers.evaluators import unsaved
 from towers.live import naming, publisher, reader
 
@@ -163,6 +164,21 @@ def test_nothing_served_says_what_to_do(tmp_path):
     with pytest.raises(ValueError, match='No training on this machine serves its variables in .*; start it with --serve_snapshots'):
         unsaved.follow(counting, ONES, runs.config(tmp_path), continuous=False, stop=threading.Event())
     assert unsaved.follow(counting, ONES, runs.config(tmp_path, eval_idle_secs=0.3), continuous=True, stop=threading.Event()) == {}
+
+
+@pytest.mark.parametrize('end', ['trained', 'gone on with', 'not final'])
+def test_what_is_waited_for_is_told_once_and_never_for_a_training_that_is_over(tmp_path, caplog, end):
+    caplog.set_level('INFO')
+    runs.publish(tmp_path, 3, final=end != 'not final', a=np.zeros([5], np.float32))
+    if end == 'gone on with':
+        os.makedirs(tmp_path / 'sessions')
+        (tmp_path / 'sessions' / 'writer-1.json').write_bytes(holder.this_process(1).content())
+    settings = runs.config(tmp_path, eval_idle_secs=1)
+    assert unsaved.follow(counting, ONES, settings, continuous=True, stop=threading.Event()) == {}
+    waits = end != 'trained'
+    assert caplog.text.count('Waiting for a training on this machine to serve its variables') == waits
+    assert ('is over, and serves nothing; without --live its checkpoints are evaluated' in caplog.text) != waits
+    assert ('Nothing was served' in caplog.text) == waits
 
 
 def rows(folder):

@@ -1,7 +1,9 @@
-"""Predictions whose reader goes away, or whose disk is full: the process ends, and holds nothing after it."""
+"""Results whose reader goes away, or whose disk is full: the process ends, says so, and holds nothing after it."""
 
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -107,3 +109,39 @@ def test_a_standard_output_that_takes_no_more_ends_the_command(trained, name, ta
     assert (process.returncode, 'Traceback' in error, 'Exception ignored' in error) == (code, False, False), error
     assert said in error
     assert ledger.read(str(trained / 'run/sessions')) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 3 MB; only root can make one."""
+    folder = tmp_path / 'disk'
+    folder.mkdir()
+    if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=3m', 'tmpfs', folder], capture_output=True, check=False).returncode:
+        pytest.skip('a file system can only be mounted by root')
+    yield folder
+    subprocess.run(['umount', '-l', folder], check=True)
+
+
+def test_what_a_full_disk_keeps_out_fails_the_command_and_leaves_nothing(commands, trained, small_disk, tmp_path):
+    run = shutil.copytree(trained / 'run', small_disk / 'run', ignore=shutil.ignore_patterns('eval', 'export'))
+    with contextlib.suppress(OSError), open(small_disk / 'ballast', 'wb', buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+
+    def ended(name, *more):
+        done = commands.start(tmp_path / name, starter.ROOT / f'scripts/{name}.py', f'--model_dir={run}', *more)
+        return done.wait(LIMIT_SECS), done.text()
+
+    code, text = ended('export', '--frozen')
+    assert code == 1 and 'Traceback' not in text, text
+    assert text.splitlines()[-1].startswith(f'{run}/export/3 could not be written (') and 'No space left on device' in text
+    assert not (run / 'export').exists()
+    code, text = ended('evaluate', '--eval_dataset=digits')
+    assert code == 1 and 'results.jsonl can not be written' in text, text
+    assert 'accuracy' in text.splitlines()[-1]  # what was found is shown
+    (small_disk / 'ballast').unlink()
+    for name, more in (('export', ()), ('evaluate', ('--eval_dataset=digits',))):
+        assert ended(name, *more)[0] == 0
+    code, text = ended('evaluate', '--eval_dataset=digits', '--eval_batch_size=7')
+    assert code == 0 and 'results.jsonl has this result of ckpt-3 already, so it is not written again.' in text
+    assert len((run / 'eval/test/results.jsonl').read_text().splitlines()) == 1

@@ -85,7 +85,7 @@ def test_virtual_gpus_share_a_real_one(options, limits, virtual):
         ),
         ('gpu', {'gpu_thread_mode': 'gpu_shared'}, {'TF_GPU_THREAD_MODE': 'gpu_shared'}),
         ('gpu', {}, {}),
-        ('cpu', {'gpu_thread_mode': 'gpu_shared'}, {}),
+        ('cpu', {}, {}),
     ],
 )
 def test_threads_of_gpus_stand_in_the_environment(device, options, expected):

@@ -1,5 +1,6 @@
 """The configuration: one frozen dataclass for each section, and `Config`, which is all of them."""
 
+from towers.config.devices import GPUS_ALONE
 from towers.config.whole import (
     ONLY_FOR,
     SECTIONS,
@@ -20,6 +21,7 @@ from towers.config.whole import (
 )
 
 __all__ = [
+    'GPUS_ALONE',
     'ONLY_FOR',
     'SECTIONS',
     'CheckpointConfig',

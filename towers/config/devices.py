@@ -6,6 +6,15 @@ from typing import Any, Literal
 
 from towers.config import options
 
+# Fields that mean nothing to CPU devices as fake GPUs, and what they do.
+GPUS_ALONE = {
+    'xla': 'compiles what runs on GPUs',
+    'gpu_allow_growth': "says how a GPU's memory is taken",
+    'gpu_allocator': "says who manages a GPU's memory",
+    'gpu_thread_mode': 'is for threads that launch kernels on GPUs',
+    'gpu_thread_count': 'is for threads that launch kernels on GPUs',
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceConfig(options.Section):

@@ -292,7 +292,7 @@ def evaluation_devices(config: Config) -> DeviceConfig:
     needed = math.ceil(towers / config.towers_per_gpu)
     fields['visible_gpus'] = config.visible_gpus[:needed] if len(config.visible_gpus) >= needed else ()
     on_cpu = config.eval_device == 'cpu'
-    fields['xla'] = config.xla and not on_cpu
+    fields.update({name: getattr(DeviceConfig, name) for name in devices.GPUS_ALONE if on_cpu})
     own = config.eval_gpu_memory_fraction
     if own is not None or on_cpu:
         fields.update(gpu_memory_fraction=own, gpu_memory_limit_mb=None, memory_plan='off')

@@ -58,7 +58,7 @@ class Companion(contextlib.AbstractContextManager):
     def __init__(self, model: structs.Model, dataset: structs.Dataset, config: config_lib.Config):
         _check_main()
         _check_sendable('model', model)
-        _check_sendable('eval_dataset', dataset)
+        _check_sendable(f'eval_dataset of {config.eval_name!r}', dataset)
         # Beside a training a thread or so in each pool is enough, and leaves it the cores.
         folder, threads = evaluation.run_directory(config), config.eval_threads
         self.config = dataclasses.replace(config, model_dir=folder, intra_op_threads=threads, inter_op_threads=threads)
@@ -156,8 +156,8 @@ def _check_main() -> None:
 
 
 def _check_sendable(what: str, function: Any) -> None:
-    where = f'evaluate=True sends {what} to another process, got {function!r}'
-    remedy = 'give a function of a module or a functools.partial of one, or leave evaluate=False.'
+    where = f'An evaluator beside the training takes {what} to a process of its own, got {function!r}'
+    remedy = 'give a function of a module or a functools.partial of one, or leave out --evaluate and --evaluator.'
     try:
         sent = pickle.dumps(function)
     except (pickle.PicklingError, AttributeError, TypeError) as error:

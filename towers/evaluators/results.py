@@ -88,6 +88,7 @@ class Results(contextlib.AbstractContextManager):
         row = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in found.values.items()}
         row.update(seconds=round(found.seconds, 3), **where or {'evaluated': time.time()})
         if any(_same(row, other) for other in self._rows()):
+            logging.info('%s has this result of %s already, so it is not written again.', self._path, what)
             return
         self._added.append(row)
         self._lines.append(row)
@@ -96,6 +97,10 @@ class Results(contextlib.AbstractContextManager):
         for name, value in matrices.items():
             image = tf.Summary.Value(tag=name, image=picture.of(np.asarray(value)))
             self._events.summary(step, tf.Summary(value=[image]))
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """Whether the file has these values, as `towers.evaluate` returns them: a full disk may have kept them out."""
+        return any(all(name in row and _near(value, row[name]) for name, value in values.items()) for row in _read_rows(self._path))
 
     def last(self) -> dict[str, Any]:
         """The result of the checkpoint that was saved last; empty where there is none."""

@@ -1,5 +1,6 @@
 """Evaluations of what a training on this machine serves from its memory (`--serve_snapshots`), in place of checkpoints."""
 
+import os
 import threading
 import time
 from typing import Any
@@ -8,6 +9,8 @@ from absl import logging
 
 from towers import config as config_lib
 from towers import structs
+from towers.checkpoint import manifest
+from towers.directory import holder
 from towers.evaluators import evaluation, evaluator
 from towers.evaluators import results as results_lib
 from towers.live import reader
@@ -57,16 +60,16 @@ def follow(
         results_lib.Results(model_dir, config.eval_name) as results,
         reader.Reader(model_dir, session.variables) as source,
     ):
-        since = time.monotonic()
+        wait = _Wait(model_dir, config.eval_idle_secs if continuous else None)
         while not stop.is_set():
             version = source.read(after=before)
             if version is not None:
                 before = version
                 found = _score(session, version, results, stop) or found
-                since = time.monotonic()
+                wait.begin()
             if before is not None and (not continuous or not source.is_served()):
                 break
-            if version is None and not _is_awaited(source, model_dir, time.monotonic() - since, config, continuous):
+            if version is None and not source.is_served() and wait.is_over():
                 break
             stop.wait(0 if version else POLL_SECS)
     return found
@@ -84,13 +87,45 @@ def _score(
     return dict(made.values)
 
 
-def _is_awaited(source: reader.Reader, model_dir: str, waited: float, config: config_lib.Config, continuous: bool) -> bool:
-    """Whether to wait on for a first or another version."""
-    if source.is_served():
-        return True
-    if not continuous:
-        raise ValueError(f'No training on this machine serves its variables in {model_dir}; start it with --serve_snapshots=100.')
-    if waited >= config.eval_idle_secs:
-        logging.warning('Nothing was served in %s for %g s (--eval_idle_secs); the evaluation ends.', model_dir, config.eval_idle_secs)
+class _Wait:
+    """The time in which nothing is served; a limit of None says that something must be."""
+
+    def __init__(self, model_dir: str, limit_secs: float | None):
+        self._model_dir, self._limit_secs, self._is_told = model_dir, limit_secs, False
+        self._since = time.monotonic()
+
+    def begin(self) -> None:
+        """Counts from now on."""
+        self._since = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Whether nothing will be served any more, or was for too long, which is logged; what is waited for is, too, once."""
+        if self._limit_secs is None:
+            raise ValueError(f'No training on this machine serves its variables in {self._model_dir}; start it with --serve_snapshots=100.')
+        if _is_trained(self._model_dir):
+            text = 'The training in %s is over, and serves nothing; without --live its checkpoints are evaluated.'
+            logging.warning(text, self._model_dir)
+            return True
+        if time.monotonic() - self._since >= self._limit_secs:
+            text = 'Nothing was served in %s for %g s (--eval_idle_secs); the evaluation ends.'
+            logging.warning(text, self._model_dir, self._limit_secs)
+            return True
+        if not self._is_told:
+            text = (
+                'Waiting for a training on this machine to serve its variables in %s (--serve_snapshots), %g s at most (--eval_idle_secs).'
+            )
+            logging.info(text, self._model_dir, self._limit_secs)
+        self._is_told = True
         return False
-    return True
+
+
+def _is_trained(model_dir: str) -> bool:
+    """Whether the newest checkpoint is the run's final one and nobody trains there; of a trainer elsewhere nothing is known."""
+    try:
+        found = holder.read(os.path.join(model_dir, 'sessions'))
+    except OSError:
+        return False
+    if found is not None and not found.released and (not found.is_here or found.lives_here):
+        return False
+    newest = manifest.all(model_dir)[-1:]
+    return bool(newest) and newest[0].manifest.final

@@ -31,8 +31,7 @@ def place(config: config_lib.DeviceConfig, *, gpus: int | None = None) -> struct
         taken = physical.gpus(config.visible_gpus, config.gpus_needed, shown=physical.shown(found))
         note = f'{_count(asked)} on {_plural(len(taken), "GPU")}: {_numbers(taken)}.'
         return _placement([f'/gpu:{i}' for i in range(asked)], fake=False, note=note, gpus=taken)
-    if config.xla:
-        raise ValueError('--xla compiles what runs on GPUs, got towers on the CPU; leave it out, or use --device=gpu.')
+    _require_no_gpu_options(config)
     devices = [f'/cpu:{i + 1}' for i in range(asked)] if asked > 1 else [HOST]
     taken = tuple(enumerate(config.visible_gpus or range(config.gpus_needed)))
     what = 'CPU devices as fake GPUs' if asked > 1 else 'the CPU'
@@ -56,6 +55,15 @@ def check_devices(session: tf.Session, placement: structs.Placement) -> None:
             f'The placement wants {", ".join(missing)}, the session has {", ".join(found)}; '
             "make the session with session_config.make's options, or ask for fewer towers."
         )
+
+
+def _require_no_gpu_options(config: config_lib.DeviceConfig) -> None:
+    """Fake GPUs have shares and places; no kernels, allocator or threads of their own."""
+    for name, what in config_lib.GPUS_ALONE.items():
+        value = getattr(config, name)
+        if value != getattr(config_lib.DeviceConfig, name):
+            flag = f'--{"" if value else "no"}{name}' if isinstance(value, bool) else f'--{name}={value}'
+            raise ValueError(f'{flag} {what}, got towers on the CPU; leave it out, or use --device=gpu.')
 
 
 def _require_gpus(config: config_lib.DeviceConfig, found: int) -> None:

@@ -1,17 +1,19 @@
 """`towers.export`: a checkpoint as a SavedModel, or as one frozen graph, for those who serve it."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 from towers import config as config_lib
-from towers import structs
-from towers.checkpoint import manifest
+from towers import errors, structs
+from towers.checkpoint import manifest, snapshot
 from towers.evaluators import evaluation
 from towers.jobs import inference, joining
 
@@ -46,6 +48,7 @@ def export(
 
     Raises:
       ValueError: there is no such checkpoint, or the model returns no predictions.
+      NotWritten: the disk is full, or the like; nothing is left of what was written.
     """
     model_dir = evaluation.run_directory(config)
     found = inference.checkpoint(config, checkpoint)
@@ -54,15 +57,12 @@ def export(
         made = inference.Inference(model, dataset, config, section)
         member.follow(lambda: found.step)
         folder = os.path.join(model_dir, _FOLDER, str(found.step))
-        draft = f'{folder}.tmp'
-        shutil.rmtree(draft, ignore_errors=True)
         with tf.Session(graph=made.graph, config=made.proto) as session, made.graph.as_default():
             made.load(session, model_dir, found)
-            _save(session, made, draft)
-            if frozen:
-                _freeze(session, made, os.path.join(draft, FROZEN))
-        _describe(made, found, os.path.join(draft, ABOUT))
-    _replace(draft, folder)
+            with _drafted(folder) as draft:
+                _save(session, made, draft)
+                _freeze(session, made, os.path.join(draft, FROZEN) if frozen else None)
+                _describe(made, found, os.path.join(draft, ABOUT))
     logging.info('The model of step %d is in %s.', found.step, folder)
     return folder
 
@@ -86,7 +86,9 @@ def _save(session: tf.Session, made: inference.Inference, folder: str) -> None:
     builder.save()
 
 
-def _freeze(session: tf.Session, made: inference.Inference, path: str) -> None:
+def _freeze(session: tf.Session, made: inference.Inference, path: str | None) -> None:
+    if path is None:
+        return
     names = [tensor.op.name for tensor in made.parts[0].predictions.values()]
     graph = tf.graph_util.convert_variables_to_constants(session, made.graph.as_graph_def(), names)
     for node in graph.node:
@@ -112,6 +114,23 @@ def _describe(made: inference.Inference, found: manifest.Checkpoint, path: str) 
 
 def _tensor(tensor: tf.Tensor) -> dict[str, Any]:
     return {'tensor': tensor.name, 'dtype': tensor.dtype.name, 'shape': tensor.shape.as_list() if tensor.shape.rank is not None else None}
+
+
+@contextlib.contextmanager
+def _drafted(folder: str) -> Iterator[str]:
+    """A folder to write in, which takes the place of `folder` at the end of the `with` block, and is gone where that fails."""
+    draft = f'{folder}.tmp'
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        yield draft
+        _replace(draft, folder)
+    except (OSError, tf.errors.OpError) as error:
+        remedy = 'make room there, or let it be written, and export again.'
+        raise errors.NotWritten(f'{folder} could not be written ({snapshot.reason(error)}); {remedy}') from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another export is there
+            os.rmdir(os.path.dirname(folder))
 
 
 def _replace(draft: str, folder: str) -> None:

@@ -61,6 +61,11 @@ def joined(config: Given, role: Role) -> Iterator[tuple[Given, membership.Member
     machine = dataclasses.replace(_machine(placement), reserved=reserved, planned=planned)
     plan = config.memory_plan == 'auto'
     with membership.Membership(asked, machine, plan=plan) as member:
+        if placement.fake and member.entry.gpus and config.gpu_memory_limit_mb is not None:
+            text = (
+                '--gpu_memory_limit_mb=%d counts as %.2f of a fake GPU: its size is not known, and the main memory, %d MiB, stands for it.'
+            )
+            logging.info(text, config.gpu_memory_limit_mb, member.entry.share, memory.limit_mb())
         if plan and member.entry.share is not None:
             text = '--memory_plan=auto: this session takes %.2f of each of its GPUs, as --gpu_memory_fraction would say%s.'
             logging.info(text, member.entry.share, '; so does each evaluator on GPUs that names no share' if planned else '')

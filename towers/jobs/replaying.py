@@ -190,6 +190,8 @@ class _Health:
 def _config(found: bundle_lib.Bundle, device: str | None) -> config_lib.Config:
     fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.config.items()}
     one: dict[str, Any] = {'num_gpus': 1, 'batch_size': None, 'global_batch_size': None, 'device': device or fields.get('device', 'auto')}
+    if device == 'cpu':  # in the place of GPUs, whose options mean nothing there
+        one.update({name: getattr(config_lib.Config, name) for name in config_lib.GPUS_ALONE})
     try:
         return config_lib.Config(**{**fields, **one})
     except TypeError as error:
