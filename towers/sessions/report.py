@@ -71,7 +71,7 @@ def _cells(row: Mapping[str, Any]) -> Sequence[str]:
         fake + (','.join(map(str, row['gpus'])) or '-'),
         '-' if row['share'] is None else f'{row["share"]:.2f}',
         '-' if row['memory_used_mb'] is None else f'{row["memory_used_mb"]} MiB',
-        f'{pools} of {row["threads"] or "?"}',
+        '-' if state == 'to come' else f'{pools} of {row["threads"] or "?"}',
         '-' if row['step'] is None else str(row['step']),
         time.strftime('%m-%d %H:%M:%S', time.localtime(row['since'])),
         row['model_dir'] or '-',
