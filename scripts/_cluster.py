@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from typing import Literal
 
 import tensorflow.compat.v1 as tf
@@ -40,16 +41,26 @@ def found(values: flags.FlagValues, config: config_lib.Config) -> tuple[config_l
     """
     if values.hosts_file and config.worker_hosts:
         raise ValueError(f'--hosts_file={values.hosts_file} and --worker_hosts are two ways to say one thing; give one.')
-    if values.hosts_file:
-        return dataclasses.replace(config, worker_hosts=tuple(_environment.hosts_file(values.hosts_file))), None
-    around = None if config.worker_hosts else _environment.read(os.environ)
+    named = _environment.sources(os.environ)
+    given = '--hosts_file' if values.hosts_file else '--worker_hosts' if config.worker_hosts else None
+    if given is not None:
+        if named:
+            _tell(f'The cluster is that of {given}', named)
+        hosts = tuple(_environment.hosts_file(values.hosts_file)) if values.hosts_file else config.worker_hosts
+        return dataclasses.replace(config, worker_hosts=hosts), None
+    around = _environment.read(os.environ)
     if around is None:
+        if named:
+            _tell(f'{named[0]} names one machine', named[1:])
         return config, None
-    logging.getLogger('absl').info(
-        '%s names %d machines; this is %s %d.', around.source, len(around.flags['worker_hosts']), around.job, around.index
-    )
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in around.flags.items()}
-    return dataclasses.replace(config, **given), around
+    _tell(f'{around.source} names {len(around.flags["worker_hosts"])} machines; this is {around.job} {around.index}', named[1:])
+    flags_of_it = {name: tuple(value) if isinstance(value, list) else value for name, value in around.flags.items()}
+    return dataclasses.replace(config, **flags_of_it), around
+
+
+def _tell(what: str, ignored: Sequence[str]) -> None:
+    """Says whose cluster is taken, and what else speaks of one."""
+    logging.getLogger('absl').info('%s%s.', what, f'; not looked at: {", ".join(ignored)}' if ignored else '')
 
 
 def offering(values: flags.FlagValues, config: config_lib.Config) -> config_lib.Config:

@@ -20,7 +20,7 @@ def lines(model: Callable[..., Any], dataset: Callable[..., Any], config: config
     """The table, a line at a time: of the strategy that is asked for, or of all.
 
     Raises:
-      ValueError: a strategy that is not simulated, or a rate that is none.
+      ValueError: a strategy that is not simulated, a rate that is none, or no machine; before anything is measured.
     """
     strategies = _strategies(values)
     setting = _network.Setting(
@@ -34,6 +34,7 @@ def lines(model: Callable[..., Any], dataset: Callable[..., Any], config: config
         message=values.message_us / 1e6,
     )
     batch = config.batch_size or 32
+    counts = _counts(values.machines)
     alone = dataclasses.replace(config, num_gpus=1, batch_size=batch, global_batch_size=None, device='cpu', visible_gpus=())
     weights, work = _timeline.measure(model, dataset, alone)
     size = sum(weight.bytes for weight in weights)
@@ -42,7 +43,7 @@ def lines(model: Callable[..., Any], dataset: Callable[..., Any], config: config
         weights, work = scaled(weights, values.tower_ms / 1e3 / work), values.tower_ms / 1e3
         yield f'Taken as {values.tower_ms:g} ms, all of its moments by the same factor.'
     yield f'{"machines":>8} {"towers":>7}  {"strategy":17} {"step ms":>9} {"efficiency":>10} {"examples/s":>11}  bottleneck, and the rest'
-    for machines in _counts(values.machines):
+    for machines in counts:
         for strategy in strategies:
             step = _network.simulate(weights, work, dataclasses.replace(setting, machines=machines, strategy=strategy))
             towers = machines * setting.towers
@@ -81,5 +82,5 @@ def scaled(weights: list[_network.Weight], factor: float) -> list[_network.Weigh
 def _counts(most: int) -> list[int]:
     """1, 2, 4, ... and the last."""
     if most < 1:
-        raise ValueError(f'--machines wants at least 1, got {most}.')
+        raise ValueError(f'--machines wants at least 1, got {most}; give the largest number of machines to show.')
     return sorted({*[2**power for power in range(most.bit_length()) if 2**power <= most], most})

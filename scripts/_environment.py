@@ -12,7 +12,7 @@ from towers.cluster import spec
 
 _JOBS = ('chief', 'master', 'worker', 'ps', 'evaluator')
 _PORT = 2222
-_FORM = 'expected {"cluster": {"worker": [...]}, "task": {...}}'
+_FORM = 'expected {"cluster": {"worker": [...]}, "task": {"type": ..., "index": ...}}'
 # Slurm's names for one thing, those of the step first, then those of the job, the older ones last.
 _STEP = ('SLURM_STEP_NUM_TASKS', 'SLURM_STEP_ID', 'SLURM_STEPID', 'SLURM_LAUNCH_NODE_IPADDR')  # one of them is there in what srun starts
 _TASKS = ('SLURM_STEP_NUM_TASKS', 'SLURM_NTASKS', 'SLURM_NPROCS')
@@ -44,20 +44,39 @@ def read(environ: Mapping[str, str]) -> Found | None:
     Raises:
       ValueError: it says something that can't be right; the message names the key.
     """
-    if environ.get('TF_CONFIG'):
+    if _has_tf_config(environ):
         return tf_config(environ['TF_CONFIG'])
-    nodes = int(_first(environ, _NUM_NODES) or 1)
-    if 'SLURM_PROCID' in environ and any(name in environ for name in _STEP):
-        tasks = _first(environ, _TASKS)
-        if tasks is None and nodes > 1:
+    nodes = _number(environ, _NUM_NODES)
+    if _is_step(environ):
+        if _first(environ, _TASKS) is None and nodes > 1:
             raise ValueError(f'The Slurm step has {nodes} nodes, got none of {", ".join(_TASKS)}; give --worker_hosts.')
-        return slurm(environ) if int(tasks or 1) > 1 else None
+        return slurm(environ) if _number(environ, _TASKS) > 1 else None
     if nodes > 1:
         raise ValueError(
             f'Slurm gave this job {nodes} nodes, but this process is no task of a step on them; start it with srun '
             '--ntasks-per-node=1 (srun --nodes=1 --ntasks=1 for one of them), or give --worker_hosts.'
         )
     return None
+
+
+def sources(environ: Mapping[str, str]) -> list[str]:
+    """What in an environment speaks of a cluster, right or wrong; `read` takes the first."""
+    several = [
+        value
+        for names in ((_NUM_NODES, _TASKS) if _is_step(environ) else (_NUM_NODES,))
+        if (value := _first(environ, names)) not in (None, '1')
+    ]
+    return [*(['TF_CONFIG'] if _has_tf_config(environ) else []), *(['Slurm'] if several else [])]
+
+
+def _has_tf_config(environ: Mapping[str, str]) -> bool:
+    """Whether there is one that says something; an empty object is what TensorFlow itself takes for none."""
+    return ''.join(environ.get('TF_CONFIG', '').split()) not in ('', '{}')
+
+
+def _is_step(environ: Mapping[str, str]) -> bool:
+    """Whether this process is a task that srun started."""
+    return 'SLURM_PROCID' in environ and any(name in environ for name in _STEP)
 
 
 def tf_config(text: str) -> Found | None:
@@ -112,7 +131,10 @@ def slurm(environ: Mapping[str, str]) -> Found:
     Raises:
       ValueError: a node has several tasks, or it is not said which nodes there are.
     """
-    count, layout, nodes = int(_first(environ, _TASKS) or 1), _first(environ, _LAYOUT) or '1', _first(environ, _NODES)
+    count, layout, nodes = _number(environ, _TASKS), _first(environ, _LAYOUT) or '1', _first(environ, _NODES)
+    index = _number(environ, ('SLURM_PROCID',))
+    if index >= count:
+        raise ValueError(f'SLURM_PROCID is {index}, got {count} tasks in the Slurm step; expected a number below; give --worker_hosts.')
     if nodes is None:
         raise ValueError(f'The Slurm step has {count} tasks, got none of {", ".join(_NODES)} that names its nodes; give --worker_hosts.')
     if any(part.partition('(')[0] != '1' for part in layout.split(',')):
@@ -122,10 +144,12 @@ def slurm(environ: Mapping[str, str]) -> Found:
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
             jobs={'worker': count}, port_base=_PORT, gpus_per_node=1, gpus_per_task=1, tasks_per_node=1, auto_set_gpu=False
         )
+        hosts = resolver.cluster_spec().as_dict()['worker']
     except RuntimeError:
         raise ValueError(f'The Slurm step has {count} tasks, got other nodes for them: {nodes}; give --worker_hosts.') from None
-    hosts = resolver.cluster_spec().as_dict()['worker']
-    index = int(environ['SLURM_PROCID'])
+    except ValueError:
+        name = next(name for name in _NODES if environ.get(name))
+        raise ValueError(f'{name} wants a list of nodes as node[1-3,7], got {nodes!r}; give --worker_hosts.') from None
     node = environ.get('SLURMD_NODENAME', '')
     if node and hosts[index].rpartition(':')[0] != node:  # the resolver sorts the names, and so does Slurm by default
         raise ValueError(f'Task {index} of the Slurm step is on {node}, the list of nodes has {hosts[index]} there; give --worker_hosts.')
@@ -154,8 +178,25 @@ def _first(environ: Mapping[str, str], names: Sequence[str]) -> str | None:
     return next((environ[name] for name in names if environ.get(name)), None)
 
 
+def _number(environ: Mapping[str, str], names: Sequence[str]) -> int:
+    """The number of the first name that has one; 1 where none has.
+
+    Raises:
+      ValueError: it is no number.
+    """
+    name = next((name for name in names if environ.get(name)), None)
+    if name is None:
+        return 1
+    if not (environ[name].isascii() and environ[name].isdigit()):
+        raise ValueError(f'{name} wants a whole number, got {environ[name]!r}; start this process with srun, or give --worker_hosts.')
+    return int(environ[name])
+
+
 def _entry(holder: Mapping[str, Any], key: str, kind: type, above: str = '') -> Any:
-    value = holder.get(key)
+    if key not in holder:
+        keys = ', '.join(map(repr, holder)) or 'no key'
+        raise ValueError(f'TF_CONFIG holds no {above}{key}, got {keys}{" in " + above.strip(".") if above else ""}; {_FORM}.')
+    value = holder[key]
     if kind is int and isinstance(value, str) and value.isdigit():
         return int(value)
     if not isinstance(value, kind) or isinstance(value, bool):

@@ -1,6 +1,5 @@
-"""When one tower reads each weight and has made each gradient, measured in traced steps."""
+"""When one tower reads each weight and has made each gradient, measured in a traced step."""
 
-import statistics
 from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
@@ -17,7 +16,7 @@ _WARM, _STEPS = 3, 5
 def measure(
     model: Callable[..., object], dataset: Callable[[], tf.data.Dataset], config: config_lib.Config
 ) -> tuple[list[_network.Weight], float]:
-    """The weights of one tower in time, and how many seconds it computes; medians of some steps on this machine."""
+    """The weights of one tower in time, and how many seconds it computes: of the fastest of some steps, which others disturb least."""
     site = connecting.local(config)
     placement = site.placement
     with tf.Graph().as_default() as graph, tf.device(placement.parameter_device):
@@ -34,14 +33,15 @@ def measure(
             traces = [_trace(session, fetches) for _ in range(_WARM + _STEPS)][_WARM:]
     names = [variable.op.name for variable, _ in pairs]
     readers = {name: _readers(graph, f'tower_0/read/{name}/') for name in names}
-    weights, lengths = [], [max(end for _, end in trace.values()) for trace in traces]
-    work = statistics.median(lengths)
+    weights = []
+    trace = min(traces, key=_length)
+    work = _length(trace)
     for variable, gradient in pairs:
         last = tf.nest.flatten(gradient, expand_composites=True)[0].op.name
-        needed = statistics.median(min((t[r][0] for r in readers[variable.op.name] if r in t), default=0.0) for t in traces)
-        ready = statistics.median(t[last][1] if last in t else length for t, length in zip(traces, lengths, strict=True))
+        needed = min((trace[reader][0] for reader in readers[variable.op.name] if reader in trace), default=0.0)
+        ready = trace[last][1] if last in trace else work
         size = (variable.shape.num_elements() or 0) * variable.dtype.size
-        weights.append(_network.Weight(variable.op.name, size, min(needed, work), min(max(ready, needed), work)))
+        weights.append(_network.Weight(variable.op.name, size, needed, max(ready, needed)))
     return weights, work
 
 
@@ -57,6 +57,11 @@ def _trace(session: tf.Session, fetches: list[tf.Operation]) -> dict[str, tuple[
     }
     first = min(start for start, _ in found.values())
     return {name: (start - first, end - first) for name, (start, end) in found.items()}
+
+
+def _length(trace: dict[str, tuple[float, float]]) -> float:
+    """Seconds to the end of the last operation."""
+    return max(end for _, end in trace.values())
 
 
 def _readers(graph: tf.Graph, prefix: str) -> list[str]:

@@ -2,7 +2,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from towers import config
-from towers.graph import devices
+from towers.graph import devices, machines
 from towers.run import session_config
 
 CPU4 = ['/cpu:1', '/cpu:2', '/cpu:3', '/cpu:4']
@@ -142,3 +142,29 @@ def test_missing_devices_are_named():
     with tf.Graph().as_default(), tf.Session(config=options) as session:
         with pytest.raises(ValueError, match=r'wants /cpu:2, /cpu:3, the session has /job:localhost.*CPU:0, .*CPU:1; make'):
             devices.check_devices(session, placement)
+
+
+@pytest.mark.parametrize(
+    ('gpus', 'cpus', 'asked', 'said'),
+    [
+        (
+            0,
+            1,
+            2,
+            '2 CPU devices as fake GPUs asked .*, b offers 1; start its scripts/worker.py with --num_gpus=2, or use --num_gpus=1 here',
+        ),
+        (0, 3, 4, '4 CPU devices as fake GPUs asked .*, b offers 2; start .* --num_gpus=4, or use --num_gpus=2 here'),
+        (1, 1, 2, '2 GPUs asked .*, b offers 1; start'),
+        (0, 1, 1, None),
+        (0, 3, 2, None),
+    ],
+    ids=range(5),
+)
+def test_a_machine_with_too_few_devices_is_told_by_what_it_has(gpus, cpus, asked, said):
+    there = [machines.Machine('/job:worker/task:0', 'a', gpus and 8, 9), machines.Machine('/job:worker/task:1', 'b', gpus, cpus)]
+    wanted = config.Config(num_gpus=asked, device='gpu' if gpus else 'cpu')
+    if said is None:
+        assert len(machines.place(wanted, there, master='/job:master').towers) == 2 * asked
+        return
+    with pytest.raises(ValueError, match=said):
+        machines.place(wanted, there, master='/job:master')

@@ -148,6 +148,23 @@ def test_a_strategy_that_is_not_simulated_is_refused(monkeypatch, given):
         curve(monkeypatch, given)
 
 
+@pytest.mark.parametrize(
+    ('given', 'said'),
+    [
+        ('--machines=0', '--machines wants at least 1, got 0; give the largest'),
+        ('--bandwidth=0Gb', '--bandwidth wants bits or bytes'),
+        ('--strategy=collective', '--strategy wants parameter_server or mirrored'),
+    ],
+    ids=['machines', 'bandwidth', 'strategy'],
+)
+def test_what_can_not_be_shown_is_refused_before_anything_is_measured(monkeypatch, given, said):
+    monkeypatch.setattr(_timeline, 'measure', lambda *_: pytest.fail('it was measured'))
+    values = simulate.define()
+    _flags.parse(values, ['', given])
+    with pytest.raises(ValueError, match=said):
+        next(_curve.lines(len, len, config.Config(num_gpus=1), values))
+
+
 def curve(monkeypatch, given):
     """The rows of the table of one machine, for a tower that was measured elsewhere."""
     monkeypatch.setattr(_timeline, 'measure', lambda model, dataset, config: (ONE, WORK))

@@ -30,12 +30,17 @@ def test_balanced_shares_the_trainable_variables_among_the_towers_by_bytes():
 
 
 @pytest.mark.parametrize(
-    ('strategy', 'more'),
+    ('strategy', 'more', 'said'),
     [
-        ('collective', {'worker_hosts': ('a:1', 'b:1')}),
-        *[(strategy, {'worker_hosts': ('a:1', 'b:1'), 'ps_hosts': ('c:1',)}) for strategy in ('balanced', 'mirrored')],
+        ('collective', {}, '^--strategy=collective is for the towers of one machine, got a cluster of 2 machines; use parameter_server'),
+        *[
+            (strategy, {'ps_hosts': ('c:1',)}, f'^--ps_hosts hold .*, got --strategy={strategy}; leave one of the two out')
+            for strategy in ('balanced', 'mirrored')
+        ],
     ],
+    ids=['collective', 'balanced', 'mirrored'],
 )
-def test_a_strategy_that_does_not_fit_the_cluster_is_refused(strategy, more):
-    with pytest.raises(ValueError, match=f'got {strategy}; drop one'):
+def test_a_strategy_that_does_not_fit_the_cluster_is_refused(strategy, more, said):
+    more = {'worker_hosts': ('a:1', 'b:1'), **more}
+    with pytest.raises(ValueError, match=said):
         harness.config(strategy, **more)

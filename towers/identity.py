@@ -1,5 +1,7 @@
-"""Who a process is: its machine, its number there, and when it started, which together no other process ever is; its cores."""
+"""Who a process is: its machine, its number there, and when it started, which together no other process ever is; its cores and code."""
 
+import functools
+import hashlib
 import os
 import pathlib
 import socket
@@ -11,6 +13,16 @@ _PROC = pathlib.Path('/proc')
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
+@functools.cache
+def code() -> str:
+    """A digest of the source files of this package as they were when it was first asked for, the same wherever they lie."""
+    folder, found = pathlib.Path(__file__).parent, hashlib.sha256()
+    for path in sorted(folder.rglob('*.py'), key=lambda path: path.relative_to(folder).as_posix()):
+        text = path.read_bytes()
+        found.update(f'{path.relative_to(folder).as_posix()} {len(text)}\n'.encode() + text)
+    return found.hexdigest()[:16]
 
 
 def machine() -> str:

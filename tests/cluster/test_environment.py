@@ -11,7 +11,7 @@ import pytest
 
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[2])]
 
-from scripts import _environment, _flags  # noqa: E402
+from scripts import _cluster, _environment, _flags  # noqa: E402
 from towers.cluster import spec  # noqa: E402
 
 WORKERS = ['a:2222', 'b:2222']
@@ -50,18 +50,20 @@ def test_a_tf_config_of_one_machine_is_no_cluster():
         ('[]', r'TF_CONFIG wants an object, got \[\]; expected \{"cluster"'),
         (json.dumps({'cluster': {'worker': WORKERS}, 'rpc_layer': 'grpc+verbs'}), r'TF_CONFIG: rpc_layer is "grpc\+verbs"'),
         (text([]), r'TF_CONFIG: cluster wants an object, got \[\]'),
-        (json.dumps({'cluster': {'worker': WORKERS}}), 'TF_CONFIG: task wants an object, got null'),
+        (json.dumps({'cluster': {'worker': WORKERS}}), "TF_CONFIG holds no task, got 'cluster'; expected"),
+        (json.dumps({'clutser': {'worker': WORKERS}, 'task': {}}), "TF_CONFIG holds no cluster, got 'clutser', 'task'; expected"),
+        ('{"task": null, "cluster": {}}', 'TF_CONFIG: task wants an object, got null'),
         (text({'wrker': WORKERS}), 'TF_CONFIG: cluster.wrker is no job; expected some of chief'),
         (text({'worker': 'a:1'}), 'TF_CONFIG: cluster.worker wants a list of "host:port", got "a:1"'),
         (text({'worker': ['a', 'b:1']}), "TF_CONFIG: cluster.worker holds 'a'; expected host:port"),
         (text({'ps': ['a:1']}), 'TF_CONFIG: cluster.worker holds no task'),
         (text({'chief': ['a:1'], 'master': ['b:1'], 'worker': WORKERS}), 'TF_CONFIG: cluster.chief and cluster.master hold 2 tasks'),
-        (text({'worker': WORKERS}, {'type': 'worker'}), 'TF_CONFIG: task.index wants a whole number, got null'),
-        (text({'worker': WORKERS}, {'index': 0}), 'TF_CONFIG: task.type wants a string, got null'),
+        (text({'worker': WORKERS}, {'type': 'worker'}), "TF_CONFIG holds no task.index, got 'type' in task; expected"),
+        (text({'worker': WORKERS}, {'index': 0}), "TF_CONFIG holds no task.type, got 'index' in task; expected"),
         (text({'worker': WORKERS}, {'type': 'worker', 'index': 2}), 'TF_CONFIG: task is worker 2, which cluster.worker does not hold'),
         (text({'worker': WORKERS}, {'type': 'evaluator', 'index': 0}), 'TF_CONFIG: task.type is evaluator; start scripts/evaluate.py'),
     ],
-    ids=range(14),
+    ids=range(16),
 )
 def test_a_tf_config_that_is_wrong_is_told_by_its_key(config, said):
     with pytest.raises(ValueError, match=said):
@@ -113,8 +115,14 @@ def test_the_older_names_of_slurm_will_do(monkeypatch):
         ('SLURM_STEPID', {}, 'gave this job 3 nodes, but this process is no task of a step on them; start it with srun'),
         ('SLURM_PROCID', {'SLURM_JOB_NUM_NODES': '4'}, 'gave this job 4 nodes, but this process is no task'),
         (None, {'SLURM_NODELIST': 'm7,n[1-3]'}, r'has 3 tasks, got other nodes for them: m7,n\[1-3\]'),
+        (None, {'SLURM_NODELIST': 'n[1-'}, r"SLURM_NODELIST wants a list of nodes as node\[1-3,7\], got 'n\[1-'; give --worker_hosts"),
+        (None, {'SLURM_NODELIST': 'n[3-1]'}, r"SLURM_NODELIST wants a list of nodes as node\[1-3,7\], got 'n\[3-1\]'"),
+        (None, {'SLURM_PROCID': 'x'}, "SLURM_PROCID wants a whole number, got 'x'; start this process with srun, or give --worker_hosts"),
+        (None, {'SLURM_PROCID': '7'}, 'SLURM_PROCID is 7, got 3 tasks in the Slurm step'),
+        (None, {'SLURM_NNODES': '-3'}, "SLURM_NNODES wants a whole number, got '-3'"),
+        (None, {'SLURM_NPROCS': '3x'}, "SLURM_NPROCS wants a whole number, got '3x'"),
     ],
-    ids=range(5),
+    ids=range(11),
 )
 def test_several_nodes_of_slurm_are_never_left_idle(monkeypatch, without, changes, said):
     given = {name: value for name, value in {**OLDER, **changes}.items() if name != without}
@@ -132,6 +140,42 @@ def test_one_task_of_slurm_trains_alone():
 
 def test_an_environment_that_says_nothing():
     assert _environment.read({'SLURM_NTASKS': '3', 'SLURM_PROCID': '0'}) is None  # a batch script, not a step of it
+
+
+ONE, TWO = text({'worker': ['a:1']}), text({'worker': WORKERS})
+
+
+@pytest.mark.parametrize(
+    ('flags', 'environment', 'count', 'said'),
+    [
+        ([], {}, 0, []),
+        (['--worker_hosts=c:1'], {}, 1, []),
+        ([], {'TF_CONFIG': '{}'}, 0, []),
+        ([], {'TF_CONFIG': ' { } ', **OLDER}, 3, ['Slurm names 3 machines; this is worker 2.']),
+        ([], {'TF_CONFIG': TWO}, 2, ['TF_CONFIG names 2 machines; this is master 0.']),
+        ([], {'TF_CONFIG': TWO, **OLDER}, 2, ['TF_CONFIG names 2 machines; this is master 0; not looked at: Slurm.']),
+        ([], {'TF_CONFIG': ONE, **OLDER}, 0, ['TF_CONFIG names one machine; not looked at: Slurm.']),
+        ([], {**OLDER, 'SLURM_NPROCS': '1'}, 0, ['Slurm names one machine.']),
+        (
+            ['--worker_hosts=c:1'],
+            {'TF_CONFIG': '{', **OLDER},
+            1,
+            ['The cluster is that of --worker_hosts; not looked at: TF_CONFIG, Slurm.'],
+        ),
+    ],
+    ids=range(9),
+)
+def test_whose_cluster_is_taken_is_told(monkeypatch, caplog, flags, environment, count, said):
+    for name in ('SLURM_STEP_NODELIST', *OLDER, 'TF_CONFIG'):
+        monkeypatch.setenv(name, environment.get(name, ''))  # so that it is as before after the test
+        if name not in environment:
+            monkeypatch.delenv(name)
+    values = _flags.define()
+    _flags.parse(values, ['train.py', *flags])
+    with caplog.at_level('INFO'):
+        config, _ = _cluster.found(values, _flags.to_config(values))
+    assert len(config.worker_hosts) == count
+    assert [record.message for record in caplog.records] == said
 
 
 def test_a_file_of_hosts(tmp_path):

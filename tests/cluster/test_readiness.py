@@ -10,6 +10,7 @@ import processes
 import pytest
 import tensorflow.compat.v1 as tf
 
+from towers import identity
 from towers.cluster import address, board, readiness, server, spec, worker
 from towers.jobs import connecting, serving
 
@@ -57,6 +58,7 @@ def test_another_task_on_a_port_is_told(served):
         ({'token': 'of another run'}, r'another run: its --worker_hosts, --ps_hosts, --master_host or --run_token'),
         ({'tensorflow': '2.20.0'}, rf'has tensorflow {re.escape(tf.__version__)}, here 2\.20\.0; install the same'),
         ({'towers': '9'}, 'has towers .*, here 9; install the same'),
+        ({'code': 'changed'}, rf'has other code of towers \({identity.code()}\) than here \(changed\); install the same on all machines'),
     ],
 )
 def test_other_runs_and_versions_are_refused(served, change, said):

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from towers import listening
+from towers import identity, listening
 from towers.cluster import address, board, spec
 
 _OWN_SECS, _FOREIGN_SECS = 30.0, 5.0  # for a server to answer its own process, at an address of this machine or another
@@ -94,6 +94,7 @@ def card(cluster: spec.Cluster, task: spec.Task, proto: tf.ConfigProto) -> dict[
         'token': cluster.token,
         'tensorflow': tf.__version__,
         'towers': _version(),
+        'code': identity.code(),
         'gpus': proto.device_count['GPU'] if 'GPU' in proto.device_count else len(tf.config.list_physical_devices('GPU')),
         'cpus': proto.device_count['CPU'],
         'pid': os.getpid(),
@@ -110,7 +111,11 @@ def problem(own: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
             'use the same, or other ports'
         )
     differing = [f'{name} {other.get(name)}, here {own[name]}' for name in _COMPARED if other.get(name) != own[name]]
-    return f'it has {" and ".join(differing)}; install the same versions on all machines' if differing else None
+    if differing:
+        return f'it has {" and ".join(differing)}; install the same versions on all machines'
+    if other.get('code') != own['code']:  # two checkouts may have one version
+        return f'it has other code of towers ({other.get("code")}) than here ({own["code"]}); install the same on all machines'
+    return None
 
 
 def _version() -> str:

@@ -16,3 +16,20 @@ class StrategyConfig(options.Section):
         'copy on each tower; collective: copies whose gradients the towers add among themselves (NCCL between GPUs)',
     )
     batch_norm: Literal['mean', 'first'] = options.option('mean', "moving statistics: mean of the towers' by examples, or tower 0's")
+
+
+def check_cluster(strategy: str, *, machines: int, ps: int) -> None:
+    """Makes sure that a strategy fits the cluster.
+
+    Raises:
+      ValueError: it does not.
+    """
+    options.require(
+        strategy != 'collective' or not machines,
+        f'--strategy=collective is for the towers of one machine, got a cluster of {machines} machines; '
+        'use parameter_server, balanced or mirrored.',
+    )
+    options.require(
+        strategy == 'parameter_server' or not ps,
+        f'--ps_hosts hold the variables of --strategy=parameter_server, got --strategy={strategy}; leave one of the two out.',
+    )

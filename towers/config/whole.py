@@ -280,9 +280,7 @@ class Config(
     def __post_init__(self) -> None:
         for section in SECTIONS:
             section.__post_init__(self)
-        fits = self.strategy == 'parameter_server' or not (self.ps_hosts or (self.worker_hosts and self.strategy == 'collective'))
-        text = '--ps_hosts hold the variables of --strategy=parameter_server, and collective is for one machine'
-        require(fits, f'{text}, got {self.strategy}; drop one.')
+        replication.check_cluster(self.strategy, machines=len(self.worker_hosts), ps=len(self.ps_hosts))
 
 
 def evaluation_devices(config: Config) -> DeviceConfig:

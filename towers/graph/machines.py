@@ -42,8 +42,9 @@ def place(config: config_lib.DeviceConfig, machines: Sequence[Machine], *, maste
     without = [machine.name for machine in machines if not machine.gpus]
     on_gpus = config.device == 'gpu' or (config.device == 'auto' and not without)
     for machine in machines:
-        offered = machine.gpus if on_gpus else machine.cpus - 1
-        if offered < asked and (on_gpus or asked > 1):
+        # One CPU device is left to what is not a tower's, but where there is only one.
+        offered = machine.gpus if on_gpus else max(machine.cpus - 1, 1)
+        if offered < asked:
             what = 'GPUs' if on_gpus else 'CPU devices as fake GPUs'
             raise ValueError(
                 f'{asked} {what} asked on each machine, {machine.name} offers {offered}; start its scripts/worker.py with '
