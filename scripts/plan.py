@@ -12,7 +12,7 @@ from scripts import _start
 _start.load_tensorflow(sys.argv)
 from absl import flags
 
-from scripts import _flags, _main, _zoo
+from scripts import _flags, _main, _output, _zoo
 from towers.jobs import program
 from towers.planner import plan, shown
 
@@ -34,7 +34,8 @@ def main(values: flags.FlagValues) -> int:
     examples = config.examples_per_step(len(made.placement.towers))
     predicted = plan.predict(made, examples=examples)
     real = plan.measure(made, examples=examples) if values.measure else None
-    print(shown.as_json(predicted, real) if values.json else '\n'.join(shown.lines(predicted, real)))
+    with _main.shown_to_the_end(until_signal=False), _output.lines(None) as write:
+        write(shown.as_json(predicted, real) if values.json else '\n'.join(shown.lines(predicted, real)))
     return _main.DONE
 
 

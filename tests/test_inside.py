@@ -296,5 +296,5 @@ def grows(batch, *, training):
 
 
 def test_a_variable_of_the_evaluation_alone_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="'late', which tower_0 did not share"):
+    with pytest.raises(ValueError, match="'late', which an earlier build of it did not share"):
         towers.train(grows, ONES, config(tmp_path, eval_every_steps=1, global_batch_size=2), eval_dataset=ONES)
