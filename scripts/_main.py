@@ -70,7 +70,8 @@ def shown_to_the_end(*, until_signal: bool) -> Iterator[None]:
 
 def stopped(step: int, steps_run: int, *, from_scratch: bool = False) -> int:
     """Says that a signal ended a training, and what was saved; returns the exit code."""
-    saved = f'after step {step}, which is saved' if steps_run else 'before the first step: nothing to save'
+    without = f'before a further step; step {step} is saved' if step else 'before the first step: nothing to save'
+    saved = f'after step {step}, which is saved' if steps_run else without
     again = ', without --from_scratch,' if from_scratch and steps_run else ''
     return _say(STOPPED, f'Stopped by a signal {saved}; run the same command again{again} to go on.')
 

@@ -67,8 +67,10 @@ def _saved(made: program.Program, config: config_lib.Config, claim: run_director
             point = keeping.found(raw, alike, config, claim)
             if not isinstance(point, standing.Point):
                 return point or 'nothing is in the memory of the tasks that held the variables'
-            if point.step <= (0 if claim.found is None else claim.found.step):
-                return f'the variables are of step {point.step}'
+            if point.step == 0:
+                return 'no step was made'
+            if claim.found is not None and point.step == claim.found.step:
+                return point
             logging.warning('The variables in memory are whole at step %d: saving them.', point.step)
             assert alike.noted is not None
             alike.noted.count(raw, point)

@@ -51,7 +51,7 @@ class Progress:
     """How far a run has come, for those who ask after the step has failed.
 
     Attributes:
-      step: gives the last whole step.
+      step, rate: give the last whole step, and the examples per second of the last attempt.
       first: step at which the first attempt began; None before.
       retire: ends what saves in the present attempt, unless a save is under way, which it says.
       saving: held while `save` is called.
@@ -60,6 +60,7 @@ class Progress:
     """
 
     step: Callable[[], int] = lambda: 0
+    rate: Callable[[], float] = lambda: 0.0
     first: int | None = None
     save: Callable[[connecting.Link], Reached] | None = None
     retire: Callable[[], bool] = lambda: True
@@ -199,7 +200,7 @@ def _attempts(
 def _left(progress: Progress, link: connecting.Link) -> Reached:
     """Saves what is left; where the run then stands."""
     with progress.saving:
-        return start(None) if progress.save is None else progress.save(link)
+        return start(None) if progress.save is None else dataclasses.replace(progress.save(link), examples_per_sec=progress.rate())
 
 
 def _saved(progress: Progress, link: connecting.Link) -> str:

@@ -127,7 +127,7 @@ def _run(job: _Job, stop_event: threading.Event) -> record.TrainResult:
         step=reached.step,
         examples=reached.examples,
         loss=reached.loss,
-        steps_run=reached.step - reached.first_step,
+        steps_run=max(0, reached.step - reached.first_step),  # an earlier master's steps may be lost with the tasks that held them
         examples_per_sec=reached.examples_per_sec,
         checkpoint=newest[-1].prefix if newest else None,
         evaluation=scores.get(job.evaluators[0].name, {}) if job.evaluators else {},
@@ -163,7 +163,7 @@ def _train(job: _Job, made: program.Program, claim: run_directory.Claim, stop_ev
         if job.progress.save is not None:
             raise recovering.Stopped
         return dataclasses.replace(reached, stopped_by='signal')
-    job.progress.step = lambda: reached.step
+    job.progress.step, job.progress.rate = lambda: reached.step, lambda: reached.examples_per_sec
     save = functools.partial(leaving.save, made, config, claim)
     job.progress.save = job.progress.save or save  # a task may hold variables of an earlier master
     job.member.follow(job.progress.step)

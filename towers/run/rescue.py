@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from towers import errors
 from towers.run import signals
 
 EXIT_STOPPED = 75
@@ -64,7 +65,7 @@ class Rescue(contextlib.AbstractContextManager):
         try:
             self._begin()
         except (tf.errors.OpError, RuntimeError) as error:  # the session is closed, or does not answer
-            logging.info('The call in flight ends by itself (%s).', error)
+            logging.info('The call in flight ends by itself (%s).', errors.brief(str(error)))
 
     def _end(self) -> None:
         step = self._reached()
@@ -72,7 +73,7 @@ class Rescue(contextlib.AbstractContextManager):
             if step and not self._save(self._waits):
                 return  # the batch has come: the training ends by itself
         except Exception as error:  # the step may still end, or the grace period does
-            logging.warning('The input gives nothing, and step %d could not be saved (%s).', step, error)
+            logging.warning('The input gives nothing, and step %d could not be saved (%s).', step, errors.brief(str(error)))
             return
         saved = f'after step {step}, which is saved' if step else 'before the first step: nothing to save'
         text = f'The input gives nothing. Stopped by a signal {saved}; run the same command again to go on.'
