@@ -12,7 +12,7 @@ from towers.hooks import looks
 from towers.jobs import program
 from towers.run import session
 
-_QUIET_SECS = 0.001  # of steps that are made before anybody asks whether to stop, unless one takes longer
+_QUIET_SECS = 0.01  # of steps that are made before anybody asks whether to stop, unless one takes longer
 
 
 class Made(NamedTuple):
