@@ -41,9 +41,6 @@ class Watch:
     def step_ends(self, step):
         self.calls.append(f'step {step} ends')
 
-    def steps_begin(self):
-        self.calls.append('steps begin')
-
     def steps_end(self, made):
         self.calls.append(f'{made} steps end')
 
@@ -95,7 +92,7 @@ def test_only_a_watch_hears_of_quiet_steps_and_counts_them(most, tells, secs, ma
     with opened(graph, [watch.StepHook(told, number), Log(calls)]) as master:
         calls.clear()
         assert master.quiet([changed])(most, time.monotonic() + secs) == (made, tells is None)
-        assert calls == ['steps begin', f'{made} steps end'] and (told.steps.done, told.steps.number) == (made, made)
+        assert calls == ['step begins', f'{made} steps end'] and (told.steps.done, told.steps.number) == (made, made)
         assert master.run('step:0') == made + 1
 
 

@@ -15,13 +15,10 @@ class Watch(Protocol):
         """How many steps have ended as `done`, and the last one's number as `number`, both to be counted up at each quiet step."""
 
     def step_begins(self) -> None:
-        """A step begins."""
+        """A step begins, or several quiet ones."""
 
     def step_ends(self, step: int) -> None:
         """The step ended, and the hooks are called."""
-
-    def steps_begin(self) -> None:
-        """Quiet steps begin."""
 
     def steps_end(self, made: int) -> None:
         """So many quiet steps ended."""

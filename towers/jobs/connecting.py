@@ -78,15 +78,8 @@ def fixed(config: config_lib.Config) -> config_lib.Config:
     Raises:
       ValueError: the learning rate would change with the number of machines.
     """
-    return config if config.min_workers is None else whole(config)
-
-
-def whole(config: config_lib.Config) -> config_lib.Config:
-    """The configuration with the global batch of all its machines, however many are there.
-
-    Raises:
-      ValueError: the learning rate would change with the number of machines.
-    """
+    if config.min_workers is None:
+        return config
     if config.lr_scaling != 'none':
         raise ValueError(
             f'--min_workers={config.min_workers} keeps the numbers when machines are lost, got --lr_scaling={config.lr_scaling}, which '

@@ -60,11 +60,16 @@ def export(
         with tf.Session(graph=made.graph, config=made.proto) as session, made.graph.as_default():
             made.load(session, model_dir, found)
             with _drafted(folder) as draft:
-                _save(session, made, draft)
-                _freeze(session, made, os.path.join(draft, FROZEN) if frozen else None)
+                _write(session, made, draft, frozen=frozen)
                 _describe(made, found, os.path.join(draft, ABOUT))
     logging.info('The model of step %d is in %s.', found.step, folder)
     return folder
+
+
+def _write(session: tf.Session, made: inference.Inference, folder: str, *, frozen: bool) -> None:
+    _save(session, made, folder)
+    if frozen:
+        _freeze(session, made, os.path.join(folder, FROZEN))
 
 
 def _save(session: tf.Session, made: inference.Inference, folder: str) -> None:
@@ -86,9 +91,7 @@ def _save(session: tf.Session, made: inference.Inference, folder: str) -> None:
     builder.save()
 
 
-def _freeze(session: tf.Session, made: inference.Inference, path: str | None) -> None:
-    if path is None:
-        return
+def _freeze(session: tf.Session, made: inference.Inference, path: str) -> None:
     names = [tensor.op.name for tensor in made.parts[0].predictions.values()]
     graph = tf.graph_util.convert_variables_to_constants(session, made.graph.as_graph_def(), names)
     for node in graph.node:

@@ -94,7 +94,7 @@ def quietly(
     steps = watch.steps
 
     def make(most: int, until: float) -> tuple[int, Any]:
-        watch.steps_begin()
+        watch.step_begins()
         made = 0
         try:
             while True:  # each call of Python costs a microsecond here, where the processor's caches hold the step's data

@@ -144,7 +144,7 @@ class Watchdog(contextlib.AbstractContextManager):
         self._beat += 1
 
     def step_begins(self, part: Part = Part.STEP) -> None:
-        """Says that a step begins; cheap enough for each."""
+        """Says that a step begins, or several that are counted in `steps` as they end; cheap enough for each."""
         self._started = self._clock()
         self._part = part
         self._beat += 1
@@ -155,10 +155,6 @@ class Watchdog(contextlib.AbstractContextManager):
         if step is not None:
             self.steps.number = step
         self.steps_end(1)
-
-    def steps_begin(self) -> None:
-        """Says that steps begin which are counted in `steps` as they end."""
-        self.step_begins()
 
     def steps_end(self, made: int) -> None:
         """Says that so many steps ended, which are counted already."""
