@@ -232,7 +232,7 @@ def _record(
     else:  # A share of the whole batch, so that the sum needs no division afterwards.
         weight = transfers.share(count, source.examples)
     with tf.name_scope('gradients'):
-        slopes = gradients.of(output, variables, weight, shared=shared, packed=own.packed)
+        slopes = gradients.of(output, variables, weight, shared=shared, read=own.read)
     made = _recorded(tower, output, batch, count)
     made = dataclasses.replace(made, weight=weight, gradients=slopes.variables, variables=variables, state=state, penalties=outside)
     return made, slopes

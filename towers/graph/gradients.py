@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from towers import structs
+from towers import structs, upstream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +20,11 @@ class Own:
 
     Attributes:
       variable: from a canonical variable to the tower's own.
-      packed: from a canonical variable to the tensor on the tower's machine in which its value came with others'; None = it did not.
+      read: from a variable to the tensor that the tower's model uses for its value; None = it has not asked for that.
     """
 
     variable: Callable[[tf.Variable], tf.Variable]
-    packed: Callable[[tf.Variable], tf.Tensor | None] = lambda variable: None
+    read: Callable[[tf.Variable], tf.Tensor | None] = lambda variable: None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ def of(
     weight: tf.Tensor,
     *,
     shared: Sequence[tf.Tensor],
-    packed: Callable[[tf.Variable], tf.Tensor | None] = lambda variable: None,
+    read: Callable[[tf.Variable], tf.Tensor | None] = lambda variable: None,
 ) -> Slopes:
     """Gradients of weight * loss.
 
@@ -59,7 +59,7 @@ def of(
       variables: the tower's variables.
       weight: fp32 scalar.
       shared: penalties of `get_variable`.
-      packed: the tensor in which a variable's value came with others', None for most: it is differentiated as far as that.
+      read: the tower's one read of a variable, which is differentiated as far as that; None where there is none.
 
     Raises:
       ValueError: two objectives train one variable.
@@ -71,17 +71,19 @@ def of(
     penalties = []
     for loss, wanted in pairs:
         ys = tf.cast(weight, loss.dtype) if early else None
-        pieces = {variable.handle.name: piece for variable in wanted if (piece := packed(variable)) is not None}
-        xs, stop = [*wanted, *shared, *pieces.values()], [*shared, *pieces.values()]
-        made = tf.gradients(loss, xs, grad_ys=ys, stop_gradients=stop, colocate_gradients_with_ops=True)
+        values = {variable.handle.name: value for variable in wanted if (value := read(variable)) is not None}
+        stop = [*shared, *values.values()]
+        direct = _reached(loss, wanted, stop)
+        made = tf.gradients(loss, [*stop, *direct], grad_ys=ys, stop_gradients=stop, colocate_gradients_with_ops=True)
         made = [g if early or g is None else _weighted(g, weight) for g in made]
-        penalties.append(tuple(made[len(wanted) : len(wanted) + len(shared)]))
-        by_piece = dict(zip(pieces, made[len(wanted) + len(shared) :], strict=True))
-        made = [_add(gradient, by_piece.get(variable.handle.name)) for variable, gradient in zip(wanted, made, strict=False)]
-        for variable, gradient in zip(wanted, made, strict=True):
-            if variable.handle.name in found:
+        penalties.append(tuple(made[: len(shared)]))
+        by_value = dict(zip(values, made[len(shared) :], strict=False))
+        by_variable = dict(zip([variable.handle.name for variable in direct], made[len(stop) :], strict=True))
+        for variable in wanted:
+            name = variable.handle.name
+            if name in found:
                 raise ValueError(f'The variable {variable.op.name!r} belongs to two objectives; give each variable to one.')
-            found[variable.handle.name] = gradient
+            found[name] = _add(by_variable.get(name), by_value.get(name))
     return Slopes(tuple(found.get(v.handle.name) for v in variables), tuple(penalties))
 
 
@@ -105,6 +107,16 @@ def through_penalties(slopes: Sequence[Slopes], shared: Sequence[tf.Tensor], fir
             with tf.device(variable.device):
                 made[variable.handle.name] = _add(made.get(variable.handle.name), gradient)
     return tuple(made[v.handle.name] for v in first.variables)
+
+
+def _reached(loss: tf.Tensor, variables: Sequence[tf.Variable], stop: Sequence[tf.Tensor]) -> list[tf.Variable]:
+    """The variables that the loss needs otherwise than through `stop`.
+
+    TensorFlow follows whatever begins at each variable that it is asked for, all towers' models: time that grows with their square.
+    """
+    ends = {tensor.op for tensor in stop}
+    needed = upstream.of([loss.op], lambda op: () if op in ends else upstream.needs(op))
+    return [variable for variable in variables if variable.handle.op.name in needed]
 
 
 def _objectives(output: structs.ModelOutput, variables: Sequence[tf.Variable]) -> list[tuple[tf.Tensor, tuple[tf.Variable, ...]]]:

@@ -65,7 +65,7 @@ def _shared(name: str, place: variables.Place, parameter_device: str, seed: int,
 
         with variables.seen_as(look) as localise:
             with maker.scope(tower, place, localise):
-                yield gradients.Own(variables.original, functools.partial(carrier.piece, tower))
+                yield gradients.Own(variables.original, lambda variable: variables.value_of(localise(variables.original(variable))))
 
     def spread(totals: Sequence[structs.Sum], outputs: Sequence[structs.TowerOutput]) -> Sequence[structs.Update]:
         [total] = totals

@@ -41,23 +41,34 @@ def view(
     """
     scope = f'{scope}/{variable.op.name}/'
 
-    @functools.cache
+    came: list[tf.Tensor] = []
+
     def value() -> tf.Tensor:
-        # The first use may lie inside a function or a branch, whose tensors nobody else can use: read outside it.
-        with variable.graph.as_default(), tf.control_dependencies(None), tf.name_scope(scope), tf.device(None), tf.device(device):
-            value = reads.read(variable) if read is None else read(variable)
-            return value if value.device == transfers.name_of(device) != variable.device else tf.identity(value, name='to_tower')
+        if not came:
+            # The first use may lie inside a function or a branch, whose tensors nobody else can use: read outside it.
+            with variable.graph.as_default(), tf.control_dependencies(None), tf.name_scope(scope), tf.device(None), tf.device(device):
+                value = reads.read(variable) if read is None else read(variable)
+                here = value.device == transfers.name_of(device) != variable.device
+                came.append(value if here else tf.identity(value, name='to_tower'))
+        return came[0]
 
     original_type: Any = type(variable)
     kind = _view_class(original_type)
     made = kind.__new__(kind)
-    made.__dict__.update(variable.__dict__, _towers_value=value, _towers_name=name or variable.name, _towers_original=variable)
+    own = {'_towers_value': value, '_towers_came': came, '_towers_name': name or variable.name, '_towers_original': variable}
+    made.__dict__.update(variable.__dict__, **own)
     return made
 
 
 def original(variable: tf.Variable) -> tf.Variable:
     """The variable behind a view, or the variable itself."""
     return getattr(variable, '_towers_original', variable)
+
+
+def value_of(view: tf.Variable) -> tf.Tensor | None:
+    """The tensor that a view gives for its value; None where nobody has asked for it yet."""
+    came: list[tf.Tensor] = getattr(view, '_towers_came', [])
+    return came[0] if came else None
 
 
 @functools.cache

@@ -23,11 +23,6 @@ class Carrier:
             return reads.read(variable)
         return self._bundles.on(tower, variable, self._packs.on(tower.host, variable))
 
-    def piece(self, tower: structs.Tower, variable: tf.Variable) -> tf.Tensor | None:
-        """A variable's value on a tower or its machine, where it came with others."""
-        own = self._bundles.piece(tower, variable)
-        return self._packs.packed(tower.host, variable) if own is None else own
-
 
 class Packs:
     """Brings the variables' values to machines, once to each.
@@ -41,7 +36,7 @@ class Packs:
         self._bring = bring
         self._read: dict[str, dict[str, tf.Variable]] = {}  # by machine, the small ones that its towers read; those of a survey first
         self._packed: dict[str, dict[str, list[tf.Tensor]]] = {}  # by machine, the packs that go to it, by device
-        self.pieces: dict[str, dict[str, tf.Tensor]] = {}  # by machine, what came in them
+        self._pieces: dict[str, dict[str, tf.Tensor]] = {}  # by machine, what came in them
 
     def expect(self, variable: tf.Variable) -> None:
         """Notes that towers will read a variable; to be called before any does."""
@@ -51,21 +46,17 @@ class Packs:
     def on(self, host: str, variable: tf.Variable) -> tf.Tensor:
         """A variable's value on the CPU of a machine, or where the variable is, if that is the same machine."""
         if host not in self._read:
-            self.pieces[host], self._packed[host] = _together(next(iter(self._read.values()), {}), host)
+            self._pieces[host], self._packed[host] = _together(next(iter(self._read.values()), {}), host)
             self._read[host] = {}
         if packing.is_small(variable):
             self._read[host][variable.handle.name] = variable
-        piece = self.packed(host, variable)
+        piece = self._pieces[host].get(variable.handle.name)
         if piece is not None:
             return piece
         if transfers.same_machine(host, variable.device):
             return self._bring(variable, variable.device)
         # Behind the small ones, which most layers need: being packed they would be last, and a network carries one message at a time.
         return self._bring(variable, host, self._packed[host].get(variable.device, ()))
-
-    def packed(self, host: str, variable: tf.Variable) -> tf.Tensor | None:
-        """A variable's value on a machine, where it came with others."""
-        return self.pieces.get(host, {}).get(variable.handle.name)
 
 
 class Bundles:
@@ -87,10 +78,6 @@ class Bundles:
         elif tower.index not in self._pieces:
             self._pieces[tower.index] = self._brought(seen, tower)
         return self._pieces.get(tower.index, {}).get(variable.handle.name, value)
-
-    def piece(self, tower: structs.Tower, variable: tf.Variable) -> tf.Tensor | None:
-        """A variable's value on a tower, where it came with others."""
-        return self._pieces.get(tower.index, {}).get(variable.handle.name)
 
     def _brought(self, values: Mapping[str, tf.Tensor], tower: structs.Tower) -> dict[str, tf.Tensor]:
         """Values on a tower, those that come to it together from one device."""
