@@ -1,6 +1,7 @@
 """How much a step is made of, in exact numbers: operations, what crosses between devices, and fetch sets."""
 
 import collections
+import sys
 
 import harness
 import numpy as np
@@ -178,3 +179,26 @@ def test_a_training_prepares_two_fetch_sets(n, tmp_path):
         for _ in range(11):
             master.run(fetches)
         assert len(master._ready) == 2
+
+
+def calls(work):
+    """How many functions of Python are called."""
+    found = 0
+
+    def count(frame, event, argument):
+        nonlocal found
+        found += event in ('call', 'c_call')
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def test_each_further_tower_is_as_much_work_to_make():
+    made('dense', 2)  # TensorFlow keeps what it learns about its operations
+    found = {n: calls(lambda n=n: made('dense', n)) for n in (2, 8, 32)}
+    assert (found[32] - found[8]) / 24 < 1.03 * (found[8] - found[2]) / 6
