@@ -83,30 +83,46 @@ import harness
 import tensorflow.compat.v1 as tf
 import towers
 
+how = sys.argv[2]
+if how == 'eager':
+    with tf.init_scope():
+        tf.zeros([])
+
+def dataset():
+    made = harness.numbers(*range(64))()
+    return made if how == 'plain' else made.flat_map(lambda x: tf.data.Dataset.from_tensors(x).map(lambda y: y + 1))
+
 def model(batch):
     weights = harness.variable('w', 512 * [512 * [0.01]])
     return towers.ModelOutput(tf.reduce_mean(tf.matmul(tf.tile(batch[:, None], [1, 512]), weights)))
 
 settings = towers.Config(num_gpus=2, device='cpu', optimizer='sgd', **json.loads(sys.argv[1]))
-with harness.started(lambda batch, training: model(batch), harness.numbers(*range(64)), settings) as run:
+with harness.started(lambda batch, training: model(batch), dataset, settings) as run:
     run.steps(3)
     names = [(task / 'comm').read_text().strip() for task in pathlib.Path('/proc/self/task').iterdir()]
     print(json.dumps(collections.Counter(names)))
 """
 
 
-def threads_of(intra, inter):
-    """The threads of a process by the names that TensorFlow gives its pools; those inside operations bear the program's."""
+def threads_of(intra, inter, how):
+    """The threads of a process by the names that TensorFlow gives its pools, those inside operations bear the program's; and its stderr."""
     asked = json.dumps({'intra_op_threads': intra, 'inter_op_threads': inter})
-    done = subprocess.run([sys.executable, '-c', COUNT, asked], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, '-c', COUNT, asked, how], capture_output=True, text=True, timeout=120, check=True)
     counts = json.loads(done.stdout)
-    return counts.pop('tf_Compute'), sum(count for name, count in counts.items() if not name.startswith('tf_'))
+    return counts.pop('tf_Compute'), sum(count for name, count in counts.items() if not name.startswith('tf_')), done.stderr
 
 
-def test_a_process_has_the_threads_it_was_given():
-    few, more = threads_of(1, 1), threads_of(3, 6)
+@pytest.mark.parametrize('how', ['plain', 'mapped'])
+def test_a_process_has_the_threads_it_was_given(how):
+    """A dataset that maps a function inside of one has TensorFlow make its devices, before there is a session for the training."""
+    few, more = threads_of(1, 1, how), threads_of(3, 6, how)
     assert more[0] - few[0] == 5
     assert more[1] - few[1] == 2
+    assert 'eagerly' not in few[2] + more[2]
+
+
+def test_who_ran_tensorflow_before_is_told_that_its_threads_stay():
+    assert 'TensorFlow has run something eagerly before' in threads_of(7, 1, 'eager')[2]
 
 
 @pytest.mark.parametrize('is_on', [True, False])

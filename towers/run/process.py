@@ -1,6 +1,7 @@
 """The options that belong to the whole process: its first session fixes them, and a second set is an error.
 
-TensorFlow makes its GPU devices and its pools of threads once in a process, and ignores what later sessions ask for.
+TensorFlow makes its GPU devices and its pools of threads once in a process, and ignores what later sessions ask for. Whatever is
+run eagerly has them made too, with TensorFlow's own options, and so has a dataset that maps functions: so a session comes first.
 """
 
 import contextlib
@@ -75,7 +76,7 @@ class Owner:
         own = ('inter_op_threads',) if config.per_session_threads else ()
         asked = {name: getattr(config, name) for name in _THREADS if name not in own and getattr(config, name) is not None}
         if self._threads is None:
-            self._threads = asked, {name: getattr(proto, field) for name, field in _THREADS.items()}, place
+            self._threads = asked, _made(proto, place), place
         before, real, where = self._threads
         _require_same({name: before[name] for name in asked if name in before}, asked, where, place)
         for name in _THREADS:
@@ -103,6 +104,23 @@ def claim(config: config_lib.DeviceConfig, placement: structs.Placement) -> tf.C
       ValueError: other GPU options, or other threads, were given for an earlier session of this process; it names both places.
     """
     return _owner.claim(config, placement)
+
+
+def _made(proto: tf.ConfigProto, place: str) -> dict[str, int]:
+    """Has devices and pools made with these options; the threads that there are then, 0 for as many as cores."""
+    real = {name: getattr(proto, field) for name, field in _THREADS.items()}
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(real['intra_op_threads'])  # what runs eagerly later asks for the same
+    except RuntimeError:  # something has run eagerly
+        found = tf.config.threading.get_intra_op_parallelism_threads()
+        logging.warning(
+            'TensorFlow has run something eagerly before %s, which made the threads inside operations: as many as cores (%d), not %d. '
+            'Steps may take longer; begin with towers, or give tf.config.threading.set_intra_op_parallelism_threads(%d) first.',
+            place, found, real['intra_op_threads'], real['intra_op_threads'],
+        )  # fmt: skip
+        real['intra_op_threads'] = found
+    with tf.Session(graph=tf.Graph(), config=proto):
+        return real
 
 
 def _require_same(before: dict[str, Any], asked: dict[str, Any], where: str, place: str) -> None:
