@@ -132,12 +132,14 @@ def test_finite_is_the_sum_in_the_variables_type(entries, dtype, found):
         assert session.run(flag) == found
 
 
-def test_finite_moves_one_number_from_each_device(graph):
-    variables = [make_variable(1.0, f'w{i}', device=f'/cpu:{i % 2 + 1}') for i in range(6)]
-    finite.everywhere(total_of([tf.constant(1.0)] * 6, variables))
-    [last] = [op for op in graph.get_operations() if op.type == 'IsFinite']
-    sums = [tensor.op for tensor in last.inputs[0].op.inputs]
-    assert sorted(op.device[-1] for op in sums) == ['1', '2'] and all(op.type == 'AddN' for op in sums)
+@pytest.mark.parametrize('what', ['finite', 'norm', 'penalty'])
+def test_one_number_moves_from_each_device(what, graph):
+    variables = [make_variable([1.0, 2.0], f'w{i}', device=f'/cpu:{i % 2 + 1}') for i in range(6)]
+    total = total_of([tf.constant([1.0, 2.0])] * 6, variables)
+    {'finite': finite.everywhere, 'norm': chain.global_norm, 'penalty': lambda total: chain.add_penalties(total, [], 0.1)}[what](total)
+    [sums] = [op.inputs for op in graph.get_operations() if op.type == 'AddN' and all(tensor.op.type == 'AddN' for tensor in op.inputs)]
+    assert sorted(tensor.device[-1] for tensor in sums) == ['1', '2']
+    assert [len(tensor.op.inputs) for tensor in sums] == [3, 3]
 
 
 def test_without_gradients_all_is_finite_and_the_norm_zero():

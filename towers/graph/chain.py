@@ -119,7 +119,7 @@ def _with_penalties(totals: Sequence[structs.Sum], penalties: Sequence[tf.Tensor
             gradients, halves = zip(*[_penalised(*triple, factor if l2 else None) for triple in triples], strict=True)
             wholes.append(dataclasses.replace(total, gradients=gradients))
             if total is first and l2:
-                terms.append(l2 * tf.add_n(halves))
+                terms.append(l2 * added(halves))
         _warn_of_dense(first, wholes[0])
         return wholes, tf.add_n(terms)
 
@@ -212,12 +212,24 @@ def values_of(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
+def added(scalars: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The sum of scalars, those of each device there first: one number crosses from each, as many small transfers are slow."""
+    columns: dict[str, list[tf.Tensor]] = {}
+    for scalar in scalars:
+        columns.setdefault(scalar.device, []).append(scalar)
+    sums = []
+    for device, column in columns.items():
+        with tf.device(device):
+            sums.append(tf.add_n(column))
+    return sums[0] if len(sums) == 1 else tf.add_n(sums)
+
+
 def _norm(total: structs.Sum) -> tf.Tensor:
     halves = []
     for gradient, variable in present(total):
         with tf.device(variable.device):
             halves.append(tf.cast(tf.nn.l2_loss(values_of(gradient)), tf.float32))
-    return tf.sqrt(2.0 * tf.add_n(halves)) if halves else tf.zeros([])
+    return tf.sqrt(2.0 * added(halves)) if halves else tf.zeros([])
 
 
 def _sum_rows(gradient: structs.Gradient) -> structs.Gradient:
@@ -237,7 +249,9 @@ def _penalised(
         added = _add(gradient, slope)
         if l2 is None:
             return added, None
-        value = at_least_fp32(reads.read(variable))
+        # Behind the gradient, or all of it would be made when a step begins, before any tower, and kept until its end.
+        with tf.control_dependencies([] if added is None else [values_of(added)]):
+            value = at_least_fp32(reads.read(variable))
         return _add(added, l2(variable.device, value.dtype) * value), tf.cast(tf.nn.l2_loss(value), tf.float32)
 
 

@@ -20,18 +20,14 @@ def everywhere(total: structs.Sum, also: Sequence[tf.Tensor] = ()) -> tf.Tensor:
       also: other tensors of floats; those of other types are finite.
     """
     with tf.name_scope('finite'):
-        sums: dict[str, list[tf.Tensor]] = {}
+        sums: list[tf.Tensor] = []
         axes: dict[tuple[str, int], tf.Tensor] = {}  # shared, as there is a sum for each gradient
         values = [(chain.values_of(gradient), variable.dtype.base_dtype, variable.device) for gradient, variable in chain.present(total)]
         others = [(value, value.dtype, value.device) for value in also if value.dtype.is_floating and not _is_known_finite(value)]
         for value, dtype, device in [*values, *others]:
             with tf.device(device):
-                sums.setdefault(device, []).append(_traced_sum(tf.cast(value, dtype), device, axes))
-        per_device = []  # one number from each, since many small transfers are slow
-        for device, column in sums.items():
-            with tf.device(device):
-                per_device.append(tf.add_n(column))
-        return tf.math.is_finite(tf.add_n(per_device)) if per_device else tf.constant(True)
+                sums.append(_traced_sum(tf.cast(value, dtype), device, axes))
+        return tf.math.is_finite(chain.added(sums)) if sums else tf.constant(True)
 
 
 def _is_known_finite(value: tf.Tensor) -> bool:

@@ -27,9 +27,9 @@ class Carrier:
 class Packs:
     """Brings the variables' values to machines, once to each.
 
-    Small ones come to a machine as one tensor for each device that holds some of them. Which there are is known from a survey,
-    or when the towers of a machine have been built: without a survey each comes by itself to the first machine, unless that one
-    holds them.
+    Small ones come to a machine packed, in few tensors from each device that holds some of them. Which there are is known from a
+    survey, or when the towers of a machine have been built: without a survey each comes by itself to the first machine, unless that
+    one holds them.
     """
 
     def __init__(self, bring: Callable[..., tf.Tensor]) -> None:
@@ -114,11 +114,18 @@ def _together(read: Mapping[str, tf.Variable], host: str) -> tuple[dict[str, tf.
     found: dict[str, tf.Tensor] = {}
     packs: dict[str, list[tf.Tensor]] = {}
     with tf.control_dependencies(None), tf.name_scope('read/packed/'), tf.device(None):
-        for device, names in [(device, names) for (device, _), names in groups.items() if len(names) > 1]:
-            with tf.device(device):
+        for device, names in _parted(read, groups):
+            with tf.device(device), tf.control_dependencies(packs.get(device, ())):
                 values = [reads.read(read[name]) for name in names]
                 flat = packing.packed(values)
             with tf.device(host):
                 found.update(zip(names, packing.unpacked(flat, values), strict=True))
             packs.setdefault(device, []).append(flat)
     return found, packs
+
+
+def _parted(read: Mapping[str, tf.Variable], groups: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[tuple[str, list[str]]]:
+    """The device and the names of each pack of several variables, those that are needed first before the others."""
+    for (device, _), names in groups.items():
+        parts = ([names[place] for place in places] for places in packing.groups([read[name] for name in names]))
+        yield from ((device, part) for part in parts if len(part) > 1)

@@ -17,6 +17,7 @@ from towers.graph.reduce import central, packing
 
 Columns: TypeAlias = Mapping[int, Sequence[tf.Tensor]]  # by a variable's place, one tensor of each tower
 
+_SMALL_BYTES = 1 << 16
 _GROUP = 1  # the towers, the only ones of a session who add together
 
 
@@ -79,7 +80,7 @@ def _added(columns: Columns, devices: Sequence[str], wire: Wire) -> dict[int, li
     """The sums, one on each device, in one order on all of them: the last variables' first, whose gradients are there first."""
     groups: dict[str, list[int]] = {}
     for place in sorted(columns, reverse=True):
-        small = all(packing.is_small(tensor) for tensor in columns[place])
+        small = all(packing.is_small(tensor, _SMALL_BYTES) for tensor in columns[place])
         groups.setdefault(columns[place][0].dtype.name if small else str(place), []).append(place)
     ordered = sorted(groups.values(), key=len)  # the packed ones wait for all their parts
     found: dict[int, list[tf.Tensor]] = {place: [] for place in columns}
