@@ -28,7 +28,9 @@ def threads(proto):
 
 
 @pytest.fixture(autouse=True)
-def all_gpus(monkeypatch):
+def as_in_a_new_process(monkeypatch):
+    """All GPUs are there, and nothing has run eagerly."""
+    monkeypatch.setattr(tf.config.threading, 'set_intra_op_parallelism_threads', lambda count: None)
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
     monkeypatch.setenv('TF_GPU_THREAD_MODE', 'global')
 
