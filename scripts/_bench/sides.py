@@ -92,6 +92,8 @@ def classic_threads(case: Case) -> Iterator[Step]:
 
 def _classic(case: Case, proto: tf.ConfigProto) -> Iterator[Step]:
     proto.device_count['CPU'] = case.towers + 1
+    with tf.Session(graph=tf.Graph(), config=proto):  # the first session of a process decides on its threads
+        pass
     with tf.Graph().as_default(), tf.device('/cpu:0'):
         optimizer, towers_gradients, losses = make_optimizer(), [], []
         for index, share in enumerate(shares(case)):
