@@ -114,9 +114,9 @@ def _made(proto: tf.ConfigProto, place: str) -> dict[str, int]:
     except RuntimeError:  # something has run eagerly
         found = tf.config.threading.get_intra_op_parallelism_threads()
         logging.warning(
-            'TensorFlow has run something eagerly before %s, which made the threads inside operations: as many as cores (%d), not %d. '
+            'TensorFlow has run something eagerly before %s, which made the threads inside operations: %s, not %d. '
             'Steps may take longer; begin with towers, or give tf.config.threading.set_intra_op_parallelism_threads(%d) first.',
-            place, found, real['intra_op_threads'], real['intra_op_threads'],
+            place, found or 'as many as cores', real['intra_op_threads'], real['intra_op_threads'],
         )  # fmt: skip
         real['intra_op_threads'] = found
     with tf.Session(graph=tf.Graph(), config=proto):
