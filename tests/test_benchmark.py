@@ -1,14 +1,16 @@
 """The benchmark: its tables, its comparison with an earlier run, its flags, and that each side trains."""
 
+import itertools
 import json
 import re
 import time
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 from scripts import _measure
-from scripts._bench import beside, options, profile, report, running, sides, soak, suite, workloads
+from scripts._bench import beside, options, peers, profile, report, running, sides, soak, suite, workloads
 from towers.jobs import stepping
 
 ROW = {
@@ -73,12 +75,19 @@ def test_what_there_is_not_is_refused(argument, message):
         options.names(values)
 
 
-def test_cases_are_all_combinations():
+@pytest.mark.parametrize(
+    ('arguments', 'workloads_there', 'towers', 'sources'),
+    [
+        ([], ('w1', 'w2', 'w3', 'w4'), (1, 2, 4, 8), ('constants', 'pipeline')),
+        (['--num_gpus=4', '--workloads=w2'], ('w2',), (4,), ('constants', 'pipeline')),
+        (['--num_gpus=1', '--sources=pipeline'], ('w1', 'w2', 'w3', 'w4'), (1,), ('pipeline',)),
+        (['--workloads=w1,w3', '--num_gpus=4', '--towers=2,8', '--sources=constants'], ('w1', 'w3'), (2, 8), ('constants',)),
+    ],
+)
+def test_cases_are_all_combinations(arguments, workloads_there, towers, sources):
     values = options.define()
-    values(['benchmark.py', '--workloads=w1,w3', '--towers=2,8', '--sides=one device,Keras fit'])
-    found = options.names(values)
-    assert found.cases == [('w1', 2, 'constants'), ('w1', 8, 'constants'), ('w3', 2, 'constants'), ('w3', 8, 'constants')]
-    assert found.sides('w1') == ['one device', 'Keras fit'] and found.sides('w3') == ['one device']
+    values(['benchmark.py', *arguments])
+    assert options.names(values).cases == list(itertools.product(workloads_there, towers, sources))
 
 
 def watched(case):
@@ -108,11 +117,39 @@ def test_a_profile_says_where_the_time_went():
     assert 95 <= sum(shares) <= 105
 
 
-def test_sides_are_measured_in_turn_in_processes_of_their_own(monkeypatch):
+@pytest.mark.parametrize('source', sides.SOURCES)
+def test_sides_are_measured_in_turn_in_processes_of_their_own(source, monkeypatch):
     monkeypatch.setattr(suite, 'SLICE_SECS', 0.02)
-    found = suite.measure(('w1', 2, 'constants'), ['one device', 'MirroredStrategy'], rounds=2)
-    assert [each['side'] for each in found] == ['one device', 'MirroredStrategy']
+    found = suite.measure(('w1', 2, source), ['one device', 'MirroredStrategy', 'Keras fit'], rounds=2)
+    assert [each['side'] for each in found] == ['one device', 'MirroredStrategy', 'Keras fit']
     assert found[0]['ratio'] == 1.0 and 0 < found[1]['ratio'] < 1 and all(each['slices'] == 2 for each in found)
+
+
+def test_a_side_that_is_killed_is_left_out(monkeypatch, capsys):
+    slice_of = suite._Child.slice
+
+    def killed(child):
+        if child.name == 'classic' and child.rates:
+            child._process.kill()
+        slice_of(child)
+
+    monkeypatch.setattr(suite, 'SLICE_SECS', 0.02)
+    monkeypatch.setattr(suite._Child, 'slice', killed)
+    found = suite.measure(('w1', 2, 'constants'), ['one device', 'classic', 'no such side', 'towers'], rounds=3)
+    assert [(each['side'], each['slices']) for each in found] == [('one device', 3), ('towers', 3)]
+    unknown, dead = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"no such side is left out: its process has ended with 1; see why by: .* 'no such side' w1 2 constants", unknown)
+    assert re.fullmatch(r'classic is left out: its process has ended with -9; see why by: .* classic w1 2 constants', dead)
+
+
+@pytest.mark.parametrize('source', sides.SOURCES)
+def test_keras_reads_the_features_and_labels_that_all_sides_have(source):
+    case = sides.Case(workloads.WORKLOADS['w4'], 2, source)
+    with tf.init_scope():
+        features, labels = next(iter(peers.pairs(case)))
+        expected = case.workload.features(case.global_batch if source == 'constants' else 8 * case.global_batch)
+    np.testing.assert_array_equal(features, expected['ids'][: case.global_batch])
+    np.testing.assert_array_equal(labels, expected['label'][: case.global_batch])
 
 
 def test_as_many_steps_are_made_as_are_asked_for_whoever_else_makes_some():

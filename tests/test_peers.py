@@ -26,9 +26,9 @@ def parsed(*arguments):
 
 def test_a_checkout_brings_its_sides_after_the_chosen_ones():
     found = options.names(parsed('--sides=classic', f'--peer={PACK}', f'--peer={CNN}'))
-    assert found.sides('w1') == ['classic', *SIDES[PACK], *SIDES[CNN]]
+    assert found.sides == ('classic', *SIDES[PACK], *SIDES[CNN])
     assert found.peers == {name: folder for folder, names in SIDES.items() for name in names}
-    assert options.names(parsed('--sides=classic')).sides('w1') == ['classic']
+    assert options.names(parsed('--sides=classic')).sides == ('classic',)
 
 
 def test_a_folder_may_be_relative(monkeypatch):

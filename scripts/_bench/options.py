@@ -13,6 +13,7 @@ from towers import config as config_lib
 
 _PARTS = ('overhead', 'sides', 'evaluator', 'machines', 'soak')
 _DEFAULT_PARTS = _PARTS[:2]
+_DEFAULT_TOWERS = ('1', '2', '4', '8')
 _TITLE = 'Benchmark: what is measured, and how much.'
 
 
@@ -22,13 +23,8 @@ class Names:
 
     parts: Sequence[str]
     cases: Sequence[tuple[str, int, str]]
-    chosen: Sequence[str]
-    peers: Mapping[str, str]  # sides from checkouts, and their folders
-
-    def sides(self, workload: str) -> list[str]:
-        """The sides that have this workload; the first is what the others are compared with."""
-        with_keras = bool(workloads.WORKLOADS[workload].keras)
-        return [side for side in (*self.chosen, *self.peers) if with_keras or side != 'Keras fit']
+    sides: Sequence[str]  # the first is what the others are compared with
+    peers: Mapping[str, str]  # those of the sides that come from checkouts, and their folders
 
 
 def define() -> flags.FlagValues:
@@ -43,10 +39,10 @@ def define() -> flags.FlagValues:
             kind=words,
         ),
         option('workloads', tuple(workloads.WORKLOADS), 'w1: perceptron, w2: ResNet-20, w3: ResNet-50, w4: embedding', kind=words),
-        option('towers', (), 'numbers of towers, such as 1,2,4,8; --num_gpus if not given', kind=words),
-        option('sources', ('constants',), 'constants: data in the graph; pipeline: one tf.data pipeline for all', kind=words),
+        option('towers', (), 'numbers of towers, such as 1,4; --num_gpus if not given, 1,2,4,8 without either', kind=words),
+        option('sources', sides.SOURCES, 'constants: data in the graph; pipeline: one tf.data pipeline for all', kind=words),
         option('sides', tuple(known.SIDES), 'what is measured; the first is what the others are compared with', kind=words),
-        option('rounds', 12, 'slices of each side', kind=int),
+        option('rounds', 8, 'slices of each side', kind=int),
         option('slice_steps', 100, 'steps in a slice of --measure=overhead, machines and --input', kind=int),
         option('secs', 3600.0, 'how long --measure=soak trains', kind=float),
         option('out', None, 'file of JSON lines to which the sides are appended'),
@@ -69,7 +65,7 @@ def names(values: Any) -> Names:
     for name, there in (('measure', _PARTS), ('workloads', workloads.WORKLOADS), ('sources', sides.SOURCES), ('sides', known.SIDES)):
         unknown = [word for word in getattr(values, name) if word not in there]
         config_lib.require(not unknown, f'--{name} takes {", ".join(there)}, got {", ".join(unknown)}; give one or more of these.')
-    towers = list(values.towers) or [str(values.num_gpus)]
+    towers = list(values.towers) or ([str(values.num_gpus)] if values['num_gpus'].present else _DEFAULT_TOWERS)
     config_lib.require(
         all(number.isdecimal() and int(number) > 0 for number in towers),
         f'--towers takes numbers of at least 1, got {",".join(towers)}; give e.g. --towers=1,4.',
@@ -79,4 +75,5 @@ def names(values: Any) -> Names:
     config_lib.require(not (values.profile and values.out), '--profile gives no rows for --out; leave one of them out.')
     config_lib.require('sides' in values.measure or not values.peer, '--peer is for --measure=sides; add it there, or leave --peer out.')
     cases = itertools.product(values.workloads, map(int, towers), values.sources)
-    return Names(values.measure, list(cases), values.sides, checkouts.named(values.peer))
+    peers = checkouts.named(values.peer)
+    return Names(values.measure, list(cases), (*values.sides, *peers), peers)

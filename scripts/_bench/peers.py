@@ -39,7 +39,7 @@ def mirrored(case: sides.Case) -> Iterator[sides.Step]:
 
 @contextlib.contextmanager
 def keras_fit(case: sides.Case) -> Iterator[sides.Step]:
-    """The same model of Keras layers, compiled and fitted under MirroredStrategy; a call makes `CALLS` steps' share of one fit."""
+    """The same model of Keras layers, compiled and fitted under MirroredStrategy; a call is one fit of as many steps as it is given."""
     strategy = _strategy(case.towers)
     with strategy.scope():
         model = getattr(_Keras, case.workload.keras)()
@@ -48,10 +48,19 @@ def keras_fit(case: sides.Case) -> Iterator[sides.Step]:
             loss=tf2.keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=['accuracy'],
         )  # fmt: skip
     with tf2.device('/cpu:0'):
-        features = case.workload.features(case.global_batch)
-    [name] = set(features) - {'label'}
-    data = tf2.data.Dataset.from_tensors((features[name], features['label'])).repeat().prefetch(tf2.data.AUTOTUNE)
+        data = pairs(case)
     yield lambda steps=1: model.fit(data, steps_per_epoch=steps, epochs=1, verbose=0)
+
+
+def pairs(case: sides.Case) -> tf2.data.Dataset:
+    """Global batches without end as fit takes them, (features, label): always the same one, or those of the pipeline."""
+    work = case.workload
+    if case.source == 'constants':
+        batches = tf2.data.Dataset.from_tensors(work.features(case.global_batch)).repeat()
+    else:
+        batches = sides.batches(case)
+    [name] = set(batches.element_spec) - {'label'}
+    return batches.map(lambda batch: (batch[name], batch['label'])).prefetch(tf2.data.AUTOTUNE)
 
 
 def _strategy(towers: int) -> Any:
@@ -76,12 +85,10 @@ def _variables(work: workloads.Workload) -> dict[str, tf.Variable]:
 
 def _reader(case: sides.Case, strategy: Any) -> Callable[[], Any]:
     """The next batch for each replica: always the same, which is in place, or one of a distributed dataset."""
-    work = case.workload
     if case.source == 'constants':
-        fixed = strategy.experimental_distribute_values_from_function(lambda context: work.features(work.batch))
+        fixed = strategy.experimental_distribute_values_from_function(lambda context: case.workload.features(case.workload.batch))
         return lambda: fixed
-    batches = work.pipeline(case.global_batch).batch(case.global_batch, drop_remainder=True).prefetch(tf2.data.AUTOTUNE)
-    iterator = iter(strategy.experimental_distribute_dataset(batches))
+    iterator = iter(strategy.experimental_distribute_dataset(sides.batches(case).prefetch(tf2.data.AUTOTUNE)))
     return lambda: next(iterator)
 
 
@@ -99,6 +106,14 @@ class _Keras:
         return tf2.keras.Sequential(
             [layers.Input((20,), dtype='int64'), layers.Embedding(100_000, 64), layers.GlobalAveragePooling1D(), layers.Dense(10)]
         )
+
+    @staticmethod
+    def resnet50() -> Any:
+        model = tf2.keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=1000, classifier_activation=None)
+        for layer in model.layers:
+            if hasattr(layer, 'kernel'):  # this model takes no regularizer
+                layer.kernel.regularizer = tf2.keras.regularizers.L2(1e-4 / 2)
+        return model
 
     @staticmethod
     def resnet20() -> Any:

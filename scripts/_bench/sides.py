@@ -146,10 +146,14 @@ def shares(case: Case) -> list[Mapping[str, tf.Tensor]]:
 def _batch(case: Case) -> Mapping[str, tf.Tensor]:
     if case.source == 'constants':
         return _constants(case.workload, case.global_batch)
-    batches = case.workload.pipeline(case.global_batch).batch(case.global_batch, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
-    iterator = tf.data.make_initializable_iterator(batches)
+    iterator = tf.data.make_initializable_iterator(batches(case).prefetch(tf.data.AUTOTUNE))
     tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
     return iterator.get_next()
+
+
+def batches(case: Case) -> tf.data.Dataset:
+    """Global batches without end from the pipeline that all sides share, not made ahead."""
+    return case.workload.pipeline(case.global_batch).batch(case.global_batch, drop_remainder=True)
 
 
 def _constants(work: workloads.Workload, examples: int) -> Mapping[str, tf.Tensor]:

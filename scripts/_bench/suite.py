@@ -3,12 +3,13 @@
 import contextlib
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
 import time
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from scripts import _measure
@@ -21,7 +22,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 def measure(
     case: tuple[str, int, str], names: Sequence[str], *, rounds: int, checkouts: Mapping[str, str] = types.MappingProxyType({})
 ) -> list[dict[str, Any]]:
-    """One row for each side that could be started.
+    """One row for each side; one whose process ends, as for want of memory, is told of and left out.
 
     Args:
       case: workload, number of towers, source of the data.
@@ -34,17 +35,14 @@ def measure(
       (round by round), start_secs, peak_mb, slices and clean.
     """
     with contextlib.ExitStack() as stack:
-        children = {name: stack.enter_context(_started(name, case, checkouts.get(name))) for name in names}
-        children = {name: child for name, child in children.items() if child.started is not None}
-        for child in children.values():
-            child.calibrate()
+        started = (stack.enter_context(_process(name, case, checkouts.get(name))) for name in names)
+        children = _going(_going(started, _Child.start), _Child.calibrate)
         for _ in range(rounds):
-            for child in children.values():
-                child.slice()
-        base = next(iter(children.values()), None)
-        rows = [_row(case, child, base) for child in children.values() if base is not None]
+            children = _going(children, _Child.slice)
+        rows = [_row(case, child, children[0]) for child in children]
     for row in rows:
-        row['start_secs'] = _start_secs(row['side'], case, checkouts.get(row['side'])) or row['start_secs']
+        with contextlib.suppress(ChildProcessError):  # then the start beside the others stands
+            row['start_secs'] = _start_secs(row['side'], case, checkouts.get(row['side']))
     return rows
 
 
@@ -55,11 +53,13 @@ class _Child:
         self.name = name
         self.rates: list[float] = []  # steps per second
         self.clean: list[bool] = []
-        self.peak_mb = 0.0
+        self.peak_mb = self.started = 0.0
         self._process = process
         self._steps = 1
-        answer = self._answer()
-        self.started = None if answer is None else answer['started']
+
+    def start(self) -> None:
+        """Waits until its first step has been made."""
+        self.started = self._answer()['started']
 
     def calibrate(self) -> None:
         """Finds how many steps a slice has; what is run for it warms up."""
@@ -75,40 +75,57 @@ class _Child:
 
     def _run(self, steps: int) -> float:
         assert self._process.stdin is not None
-        self._process.stdin.write(f'{steps}\n')
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # who has ended gives no answer either
+            self._process.stdin.write(f'{steps}\n')
+            self._process.stdin.flush()
         answer = self._answer()
-        if answer is None:
-            raise RuntimeError(f'The process of {self.name!r} has ended with {self._process.wait()}; run it alone to see why.')
         self._cpu, self.peak_mb = answer['cpu'], answer['peak_mb']
         return answer['secs']
 
-    def _answer(self) -> dict[str, float] | None:
+    def _answer(self) -> dict[str, float]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        return json.loads(line) if line else None
+        if not line:
+            command = shlex.join(map(str, self._process.args))  # type: ignore[arg-type]
+            raise ChildProcessError(f'{self.name} is left out: its process has ended with {self._process.wait()}; see why by: {command}')
+        return json.loads(line)
+
+
+def _going(children: Iterable[_Child], work: Callable[[_Child], None]) -> list[_Child]:
+    """Those that have done the work; of the others it is said that they have ended."""
+    going = []
+    for child in children:
+        try:
+            work(child)
+        except ChildProcessError as error:
+            print(error, file=sys.stderr)
+        else:
+            going.append(child)
+    return going
 
 
 @contextlib.contextmanager
-def _started(name: str, case: tuple[str, int, str], checkout: str | None) -> Iterator[_Child]:
+def _process(name: str, case: tuple[str, int, str], checkout: str | None) -> Iterator[_Child]:
     command = [sys.executable, '-m', 'scripts._bench.child', name, *map(str, case), *([checkout] if checkout else [])]
     pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'stderr': subprocess.DEVNULL}
     with subprocess.Popen(command, cwd=_ROOT, text=True, **pipes) as process:  # type: ignore[call-overload]
         try:
             yield _Child(name, process)
         finally:
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(30)
             process.kill()
 
 
-def _start_secs(name: str, case: tuple[str, int, str], checkout: str | None) -> float | None:
+def _start_secs(name: str, case: tuple[str, int, str], checkout: str | None) -> float:
     """How long a side takes to build and make its first step where no other holds memory.
 
     A virtual machine may get memory from its host on demand: whoever starts while others hold theirs waits for new pages.
     """
-    with _started(name, case, checkout) as child:
+    with _process(name, case, checkout) as child:
+        child.start()
         return child.started
 
 

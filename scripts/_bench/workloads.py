@@ -23,15 +23,15 @@ class Workload:
       model: `model(batch, *, training) -> ModelOutput`.
       batch: examples for each tower.
       features: function from a number of examples to a batch of them: fixed numbers, made by numpy-like TensorFlow operations.
+      keras: name of the function in `peers` that makes the same model of Keras layers.
       l2: penalty factor over all trainable variables; 0 = none.
-      keras: name of the function in `peers` that makes the same model of Keras layers; '' = there is none.
     """
 
     model: Callable[..., towers.ModelOutput]
     batch: int
     features: Callable[[int], Mapping[str, tf.Tensor]]
+    keras: str
     l2: float = 0.0
-    keras: str = ''
 
     def pipeline(self, size: int) -> tf.data.Dataset:
         """Single examples without end, from `_CYCLE` batches in memory."""
@@ -71,7 +71,7 @@ def _zoo(name: str, **sizes: Any) -> Callable[..., towers.ModelOutput]:
 
 WORKLOADS: Mapping[str, Workload] = {
     'w1': Workload(_zoo('mlp', hidden=[100]), 32, _pictures(shape=(28, 28, 1)), keras='perceptron'),
-    'w2': Workload(_zoo('resnet20'), 32, _pictures(shape=(32, 32, 3)), l2=1e-4, keras='resnet20'),
-    'w3': Workload(_zoo('resnet50'), 8, _pictures(shape=(64, 64, 3), classes=1000), l2=1e-4),
+    'w2': Workload(_zoo('resnet20'), 32, _pictures(shape=(32, 32, 3)), keras='resnet20', l2=1e-4),
+    'w3': Workload(_zoo('resnet50'), 8, _pictures(shape=(64, 64, 3), classes=1000), keras='resnet50', l2=1e-4),
     'w4': Workload(embedding, 64, _ids, keras='embedding'),
 }
