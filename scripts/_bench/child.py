@@ -7,7 +7,6 @@ it reads, how long so many steps took, and with which share of the processors' t
 import json
 import sys
 import time
-from collections.abc import Callable
 
 from scripts import _measure, _start
 
@@ -30,19 +29,10 @@ def main(name: str, workload: str, towers: str, source: str, checkout: str = '')
 
 
 def _slice(step: sides.Step, steps: int) -> dict[str, float]:
-    if _measure.takes_many(step):  # as Keras' fit does and Towers' own loop: what a call costs beside its steps is taken off
-        short, long = _timed(lambda: step(1)), _timed(lambda: step(1 + steps))
-        return {'secs': max(long[0] - short[0], 1e-9), 'cpu': long[1] + short[1], 'peak_mb': _peak_mb()}
-
-    secs, cpu = _timed(lambda: _measure.make(step, steps))
-    return {'secs': secs, 'cpu': cpu, 'peak_mb': _peak_mb()}
-
-
-def _timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of the clock and of the processors."""
     used, began = time.process_time(), time.perf_counter()
-    work()
-    return time.perf_counter() - began, time.process_time() - used
+    told = _measure.make(step, steps)
+    secs = time.perf_counter() - began if told is None else told
+    return {'secs': secs, 'cpu': time.process_time() - used, 'peak_mb': _peak_mb()}
 
 
 def _peak_mb() -> float:

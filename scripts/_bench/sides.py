@@ -1,8 +1,8 @@
 """The ways to train a workload that are measured against each other.
 
 A side is a function from (workload, towers, source) to a context of a `Step`: a call makes one step on the global batch, or as many
-as it is given where it takes a number. All of them train with momentum on the same examples: `constants` are part of the graph,
-a `pipeline` is read by tf.data.
+as it is given where it takes a number; it may return the seconds that they took, where a call costs much beside them. All of them train
+with momentum on the same examples: `constants` are part of the graph, a `pipeline` is read by tf.data.
 """
 
 import contextlib
