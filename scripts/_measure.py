@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 
 def in_turn(sides: Mapping[str, Callable[..., object]], *, rounds: int, steps: int) -> dict[str, list[float]]:
@@ -51,12 +51,20 @@ def steps_in(secs: float, run: Callable[[int], float]) -> int:
     return steps
 
 
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The first quartile, the median and the third quartile, which lie between values that were measured however few there are."""
+    if len(values) < 2:
+        return values[0], values[0], values[0]
+    low, median, high = statistics.quantiles(values, n=4, method='inclusive')
+    return low, median, high
+
+
 def table(rates: Mapping[str, list[float]]) -> dict[str, str]:
     """Median rates, and each side's ratio to the last side, pair by pair: median and quartiles."""
     rows = {f'{name}, steps/s (median)': f'{statistics.median(found):.1f}' for name, found in rates.items()}
     *others, base = rates
     for name in others:
         ratios = [ours / theirs for ours, theirs in zip(rates[name], rates[base], strict=True)]
-        low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        low, median, high = quartiles(ratios)
         rows[f'{name} / {base} (median, quartiles)'] = f'{median:.3f} ({low:.3f} to {high:.3f})'
     return rows

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import statistics
 import time
 
 import numpy as np
@@ -165,6 +166,12 @@ def test_as_many_steps_are_made_as_are_asked_for_whoever_else_makes_some():
             before = int(raw.run(made.step.global_step))
             step(asked)
             assert int(raw.run(made.step.global_step)) - before == asked
+
+
+@pytest.mark.parametrize('values', [[2.0], [1.0, 9.0], [3.0, 1.0, 2.0], [4.0, 1.0, 3.0, 2.0]])
+def test_quartiles_lie_between_what_was_measured(values):
+    low, middle, high = _measure.quartiles(values)
+    assert min(values) <= low <= middle <= high <= max(values) and middle == statistics.median(values)
 
 
 def test_one_round_is_shown_without_a_spread():

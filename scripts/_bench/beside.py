@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import towers
-from scripts import _flags, _zoo
+from scripts import _flags, _measure, _zoo
 from scripts._bench import running
 from towers import config as config_lib
 
@@ -111,7 +111,7 @@ def _evaluator(argv: list[str]) -> Iterator[tuple[Callable[[str], None], int]]:
 
 def _table(slices: list[tuple[Slice, Slice]]) -> dict[str, str]:
     ratios = [beside.rate / alone.rate for alone, beside in slices]
-    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    low, middle, high = _measure.quartiles(ratios)
     return {
         'training alone, steps/s (median)': f'{statistics.median(alone.rate for alone, _ in slices):.1f}',
         'with an evaluator, steps/s (median)': f'{statistics.median(beside.rate for _, beside in slices):.1f}',

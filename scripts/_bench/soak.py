@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from scripts import _measure
 from scripts._bench import running
 
 _SAMPLES, _WARM_SHARE, _SHORTEST = 60, 0.2, 0.1  # in a run; what comes first of it and isn't counted; seconds of a sample
@@ -88,7 +89,7 @@ def trend(hours: Sequence[float], values: Sequence[float]) -> Trend:
     """How values moved that were taken at these times, three or more."""
     pairs = itertools.combinations(zip(hours, values, strict=True), 2)
     slopes = [(after - before) / (end - begin) for (begin, before), (end, after) in pairs]
-    low, middle, high = statistics.quantiles(values, n=4)
+    low, middle, high = _measure.quartiles(values)
     return Trend(middle, statistics.median(slopes), high - low, hours[-1] - hours[0])
 
 

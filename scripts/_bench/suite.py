@@ -134,7 +134,7 @@ def _row(case: tuple[str, int, str], child: _Child, base: _Child) -> dict[str, A
     if len(rounds) < report.FEWEST:  # the machine is busy all the time: all slices, which `clean` then tells
         rounds = list(range(len(child.rates)))
     ratios = [child.rates[place] / base.rates[place] for place in rounds]
-    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    low, middle, high = _measure.quartiles(ratios)
     workload, towers, source = case
     return {
         'workload': workload,
