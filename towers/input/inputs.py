@@ -167,16 +167,26 @@ def _global(
         places.append(place)
         batches.extend(own)
         totals.append(examples)
-    position, restore = positions.make(iterators, same=True) if saved else (None, None)
+    position = positions.make(iterators, same=True) if saved else (None, None)
+    return _input(iterators, batches, totals[0], position), _of_all(places)
+
+
+def _input(
+    iterators: Sequence[tf.data.Iterator],
+    batches: Sequence[structs.TowerBatch],
+    examples: tf.Tensor,
+    position: tuple[tf.Tensor, Callable[[tf.Tensor], tf.Operation]] | tuple[None, None],
+) -> structs.Input:
+    """What iterators give the towers; `position` is what saves where they are, and what restores it."""
     return structs.Input(
         batches=tuple(batches),
-        examples=totals[0],
+        examples=examples,
         initializer=tf.group(*[iterator.initializer for iterator in iterators]),
         ended=asked(iterators),
-        position=position,
-        restore_position=restore,
+        position=position[0],
+        restore_position=position[1],
         fingerprint='',
-    ), _of_all(places)
+    )
 
 
 def asked(iterators: Sequence[tf.data.Iterator]) -> tuple[tf.Tensor, ...]:
@@ -229,13 +239,5 @@ def _sharded(
         totals.append(total)
         places.append(place)
         batches.append(structs.TowerBatch(features, count, first))
-    position, restore = (None, None) if ahead else positions.make(iterators)
-    return structs.Input(
-        batches=tuple(batches),
-        examples=totals[0],
-        initializer=tf.group(*[iterator.initializer for iterator in iterators]),
-        ended=asked(iterators),
-        position=position,
-        restore_position=restore,
-        fingerprint='',
-    ), _of_all(places)
+    position = (None, None) if ahead else positions.make(iterators)
+    return _input(iterators, batches, totals[0], position), _of_all(places)
