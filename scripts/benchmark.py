@@ -24,7 +24,7 @@ from scripts._bench import beside, checkouts, machines, options, overhead, pipel
 def main(values: flags.FlagValues) -> int:
     """Measures what is asked for and prints it as it comes."""
     names, before = options.names(values), report.read(values.compare) if values.compare else []
-    rows: list[report.Row] = []
+    rows, out = list[report.Row](), report.Out(values.out)
     checkouts.try_out(names.peers)
     if values.input:
         _main.print_table(pipeline.measure(values, rounds=values.rounds, steps=values.slice_steps))
@@ -49,10 +49,10 @@ def main(values: flags.FlagValues) -> int:
             measured = suite.measure((workload, towers, source), names.sides, rounds=values.rounds, checkouts=names.peers)
             print('\n' + report.table(measured), flush=True)
             rows += measured
-            if values.out:
-                report.write(values.out, measured)
+            out.add(measured)
     for line in report.moved(before, rows):
         print(line)
+    out.close()
     return _main.DONE
 
 

@@ -3,6 +3,8 @@
 import itertools
 import json
 import re
+import resource
+import signal
 import statistics
 import time
 
@@ -12,6 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from scripts import _measure
 from scripts._bench import beside, options, peers, profile, report, running, sides, soak, suite, workloads
+from towers import errors
 from towers.jobs import stepping
 
 ROW = {
@@ -31,10 +34,37 @@ def test_the_table_has_a_line_for_each_side():
 
 
 def test_what_was_written_is_read_again(tmp_path):
-    path = tmp_path / 'rows.jsonl'
-    report.write(path, [row()])
-    report.write(path, [row(side='classic')])
-    assert report.read(path) == [row(), row(side='classic')]
+    path = str(tmp_path / 'rows.jsonl')
+    for side in ('towers', 'classic'):
+        out = report.Out(path)
+        out.add([row(side=side)])
+        out.close()
+    assert report.read(path) == [row(side='towers'), row(side='classic')]
+
+
+def test_rows_that_a_full_disk_does_not_take_come_later(tmp_path):
+    path = str(tmp_path / 'rows.jsonl')
+    out = report.Out(path)
+    out.add([row(side='towers')])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300, limits[1]))  # in the middle of the second row
+        out.add([row(side='classic')])
+        assert report.read(path) == [row(side='towers')]
+        with pytest.raises(errors.NotWritten, match=f'{re.escape(path)} lacks the last 1 rows'):
+            out.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    out.add([row(side='Keras fit')])
+    out.close()
+    assert [each['side'] for each in report.read(path)] == ['towers', 'classic', 'Keras fit']
+
+
+def test_a_file_that_can_not_be_written_is_refused_before_anything_is_measured(tmp_path):
+    with pytest.raises(ValueError, match=f'--out={re.escape(str(tmp_path))} can not be written .*; give a file'):
+        report.Out(str(tmp_path))
 
 
 @pytest.mark.parametrize('text', ['', 'no json\n', '3\n', '{"workload": "w1"}\n'])

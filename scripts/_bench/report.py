@@ -1,9 +1,12 @@
 """What was measured, as a table, a plot of characters, JSON lines, and against an earlier run."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from towers import errors
 
 Row = Mapping[str, Any]
 _KEY = ('workload', 'towers', 'source', 'side')
@@ -28,10 +31,47 @@ def table(rows: Sequence[Row]) -> str:
     return '\n'.join(lines)
 
 
-def write(path: str, rows: Iterable[Row]) -> None:
-    """Appends the rows to a file of JSON lines."""
-    with open(path, 'a') as file:
-        file.writelines(json.dumps(row) + '\n' for row in rows)
+class Out:
+    """The file of JSON lines to which rows are appended; what a full disk does not take is kept, and written with what comes later.
+
+    Args:
+      path: None = rows are written nowhere.
+
+    Raises:
+      ValueError: the file can't be opened for writing.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path, self._kept, self._reason = path, list[Row](), ''
+        try:
+            if path:
+                open(path, 'a').close()
+        except OSError as error:
+            raise ValueError(f'--out={path} can not be written ({error.strerror}); give a file in a folder that is there.') from None
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Appends the rows, all of them or none."""
+        if not self._path:
+            return
+        self._kept += rows
+        size = os.stat(self._path).st_size
+        try:
+            with open(self._path, 'a') as file:
+                file.writelines(json.dumps(row) + '\n' for row in self._kept)
+            self._kept = []
+        except OSError as error:
+            self._reason = error.strerror
+            with contextlib.suppress(OSError):  # what is no regular file
+                os.truncate(self._path, size)
+
+    def close(self) -> None:
+        """Ends the writing.
+
+        Raises:
+          NotWritten: rows are left that could not be written.
+        """
+        if self._kept:
+            raise errors.NotWritten(f'{self._path} lacks the last {len(self._kept)} rows ({self._reason}); the tables above hold them.')
 
 
 def read(path: str) -> list[Row]:
