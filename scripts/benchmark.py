@@ -1,10 +1,9 @@
 """Measures Towers: python scripts/benchmark.py --num_gpus=4.
 
-By default what the product costs over a bare prepared callable on the same graph (model and dataset by flags), then the
-workloads against one device, the classic loop and tf.distribute, each side in a process of its own, in turn, for about
-an hour; --workloads=w1 --towers=4 --sources=constants is one case of 32, of a minute or two. With
---measure=evaluator the training of the flags with an evaluator that always has something to evaluate, and pauses as
---eval_max_slowdown says, against without; with --measure=machines over two processes of this machine, against one; with
+By default what the product costs over a bare prepared callable on the same graph (model and dataset by flags), then the workloads
+against one device, the classic loop and tf.distribute, each side in a process of its own, in turn, for about an hour; --workloads=w1
+--towers=4 --sources=constants is one case of 32, of a minute or two. With --measure=evaluator the training of the flags with an evaluator
+that always has something to evaluate, against without; with --measure=machines over two processes of this machine, against one; with
 --measure=soak for --secs seconds, failing where time or memory of a step grow.
 """
 
@@ -24,7 +23,7 @@ from scripts._bench import beside, checkouts, machines, options, overhead, pipel
 def main(values: flags.FlagValues) -> int:
     """Measures what is asked for and prints it as it comes."""
     names, before = options.names(values), report.read(values.compare) if values.compare else []
-    rows, out = list[report.Row](), report.Out(values.out)
+    rows, out, code = list[report.Row](), report.Out(values.out), _main.DONE
     checkouts.try_out(names.peers)
     if values.input:
         _main.print_table(pipeline.measure(values, rounds=values.rounds, steps=values.slice_steps))
@@ -49,11 +48,12 @@ def main(values: flags.FlagValues) -> int:
             measured = suite.measure((workload, towers, source), names.sides, rounds=values.rounds, checkouts=names.peers)
             print('\n' + report.table(measured), flush=True)
             rows += measured
+            code = code if measured else _main.FAILED
             out.add(measured)
     for line in report.moved(before, rows):
         print(line)
     out.close()
-    return _main.DONE
+    return code
 
 
 if __name__ == '__main__':

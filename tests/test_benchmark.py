@@ -18,8 +18,9 @@ from towers import errors
 from towers.jobs import stepping
 
 ROW = {
-    'workload': 'w1', 'towers': 4, 'source': 'constants', 'side': 'towers', 'steps_per_sec': 100.0, 'ratio': 1.3, 'low': 1.2, 'high': 1.4,
-    'start_secs': 0.5, 'peak_mb': 600.0, 'slices': 9, 'clean': 8,
+    'workload': 'w1', 'towers': 4, 'source': 'constants', 'side': 'towers', 'base': 'one device',
+    'steps_per_sec': 100.0, 'ratio': 1.3, 'low': 1.2, 'high': 1.4,
+    'start_secs': 0.5, 'peak_mb': 600.0, 'slices': 9, 'clean': 8, 'is_disturbed': False,
 }  # fmt: skip
 
 
@@ -81,7 +82,8 @@ def test_a_file_that_holds_something_else_is_refused(text, tmp_path):
         ({'ratio': 1.29}, None),
         ({'ratio': 1.1, 'low': 1.0, 'high': 1.15}, 'w1 4 constants towers: 1.30 -> 1.10 (-15%), slower'),
         ({'ratio': 1.6, 'low': 1.5, 'high': 1.7}, 'w1 4 constants towers: 1.30 -> 1.60 (+23%), faster'),
-        ({'ratio': 9.0, 'low': 9.0, 'high': 9.0, 'towers': 8}, None),
+        ({'ratio': 9.0, 'towers': 8}, 'Nothing to compare: the earlier run has none of these cases with these sides.'),
+        ({'ratio': 9.0, 'base': 'classic'}, 'Nothing to compare: the earlier run has none of these cases with these sides.'),
     ],
 )
 def test_only_what_left_its_spread_has_moved(now, told):
@@ -96,6 +98,7 @@ def test_only_what_left_its_spread_has_moved(now, told):
         ('--sources=disk', r'--sources takes constants, pipeline, got disk'),
         ('--towers=1,none', r'--towers takes numbers of at least 1, got 1,none'),
         ('--secs=0', r'--secs must be at least 1, got 0; give'),
+        ('--sides=towers,classic,towers', '--sides has towers twice; give each once'),
         ('--rounds=0', r'--rounds and --slice_steps must be at least 1'),
     ],
 )
@@ -171,6 +174,19 @@ def test_a_side_that_is_killed_is_left_out(monkeypatch, capsys):
     unknown, dead = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"no such side is left out: its process has ended with 1; see why by: .* 'no such side' w1 2 constants", unknown)
     assert re.fullmatch(r'classic is left out: its process has ended with -9; see why by: .* classic w1 2 constants', dead)
+
+
+def test_a_side_that_hangs_is_left_out_and_without_the_first_there_are_no_ratios(monkeypatch, capsys):
+    def stopped(child):
+        child._process.send_signal(signal.SIGSTOP)
+        suite._Child._run(child, 1)
+
+    monkeypatch.setattr(suite, 'ANSWER_SECS', 30.0)
+    monkeypatch.setattr(suite._Child, 'calibrate', lambda child: monkeypatch.setattr(suite, 'ANSWER_SECS', 0.5))
+    monkeypatch.setattr(suite._Child, 'slice', stopped)
+    assert suite.measure(('w1', 1, 'constants'), ['one device'], rounds=1) == []
+    assert re.match('one device is left out: its process gave no answer in 0.5 s; see why by: ', capsys.readouterr().err)
+    assert report.table([]) == 'Nothing to compare: the first side is left out.'
 
 
 @pytest.mark.parametrize('source', sides.SOURCES)

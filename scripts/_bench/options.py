@@ -65,6 +65,8 @@ def names(values: Any) -> Names:
     for name, there in (('measure', _PARTS), ('workloads', workloads.WORKLOADS), ('sources', sides.SOURCES), ('sides', known.SIDES)):
         unknown = [word for word in getattr(values, name) if word not in there]
         config_lib.require(not unknown, f'--{name} takes {", ".join(there)}, got {", ".join(unknown)}; give one or more of these.')
+        twice = {word for word in getattr(values, name) if list(getattr(values, name)).count(word) > 1}
+        config_lib.require(not twice, f'--{name} has {", ".join(sorted(twice))} twice; give each once.')
     towers = list(values.towers) or ([str(values.num_gpus)] if values['num_gpus'].present else _DEFAULT_TOWERS)
     config_lib.require(
         all(number.isdecimal() and int(number) > 0 for number in towers),
@@ -72,8 +74,14 @@ def names(values: Any) -> Names:
     )
     config_lib.require(values.rounds > 0 and values.slice_steps > 0, '--rounds and --slice_steps must be at least 1; give larger values.')
     config_lib.require(values.secs >= 1, f'--secs must be at least 1, got {values.secs:g}; give e.g. --secs=3600.')
-    config_lib.require(not (values.profile and values.out), '--profile gives no rows for --out; leave one of them out.')
+    for name in ('out', 'compare'):
+        config_lib.require(
+            not getattr(values, name) or not (values.profile or values.input),
+            f'--profile and --input give no rows for --{name}; leave one of them out.',
+        )
+    config_lib.require(not (values.profile and values.input), '--profile and --input are two measurements; give one of them.')
     config_lib.require('sides' in values.measure or not values.peer, '--peer is for --measure=sides; add it there, or leave --peer out.')
-    cases = itertools.product(values.workloads, map(int, towers), values.sources)
+    cases = itertools.product(values.workloads, dict.fromkeys(map(int, towers)), values.sources)
     peers = checkouts.named(values.peer)
-    return Names(values.measure, list(cases), (*values.sides, *peers), peers)
+    parts = ('sides',) if values.profile and not values['measure'].present else values.measure
+    return Names(parts, list(cases), (*values.sides, *peers), peers)

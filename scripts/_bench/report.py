@@ -9,13 +9,14 @@ from typing import Any
 from towers import errors
 
 Row = Mapping[str, Any]
-_KEY = ('workload', 'towers', 'source', 'side')
+_KEY = ('workload', 'towers', 'source', 'side', 'base')
 _BAR, _NAME = 30, 46  # widths
-FEWEST = 3  # clean slices, below which those of a side are counted that others disturbed
 
 
 def table(rows: Sequence[Row]) -> str:
     """One line for each side: ratio to the first side with its quartiles, a bar, steps per second, start and memory."""
+    if not rows:
+        return 'Nothing to compare: the first side is left out.'
     widest = max(float(row['ratio']) for row in rows)
     lines = [f'{"":{_NAME}} {"ratio":>6} {"(quartiles)":14}{"":{_BAR}}  steps/s  start s  peak MB  clean slices']
     for row in rows:
@@ -26,7 +27,7 @@ def table(rows: Sequence[Row]) -> str:
             f'{name:{_NAME}.{_NAME}} {row["ratio"]:6.2f} {spread:14}{bar:{_BAR}} {row["steps_per_sec"]:8.1f} {row["start_secs"]:8.1f} '
             f'{row["peak_mb"]:8.0f}  {row["clean"]}/{row["slices"]}'
         )
-    if any(row['clean'] < min(row['slices'], FEWEST) for row in rows):
+    if any(row['is_disturbed'] for row in rows):
         lines.append('Others kept this machine busy: with so few clean slices all are counted; measure again on a quiet machine.')
     return '\n'.join(lines)
 
@@ -90,13 +91,15 @@ def read(path: str) -> list[Row]:
 
 
 def moved(before: Sequence[Row], now: Sequence[Row]) -> Iterator[str]:
-    """A line for each ratio whose quartiles don't meet those of the earlier run."""
+    """A line for each ratio whose quartiles don't meet those of the earlier run, the newest of each case and side."""
     earlier = {tuple(row[key] for key in _KEY): row for row in before}
-    for row in now:
-        old = earlier.get(tuple(row[key] for key in _KEY))
+    pairs = [(row, earlier.get(tuple(row[key] for key in _KEY))) for row in now]
+    if before and not any(old for _, old in pairs):
+        yield 'Nothing to compare: the earlier run has none of these cases with these sides.'
+    for row, old in pairs:
         if old is not None and (row['high'] < old['low'] or row['low'] > old['high']):
             change = row['ratio'] / old['ratio'] - 1
-            name = ' '.join(str(row[key]) for key in _KEY)
+            name = ' '.join(str(row[key]) for key in _KEY[:-1])
             yield f'{name}: {old["ratio"]:.2f} -> {row["ratio"]:.2f} ({change:+.0%}), {"slower" if change < 0 else "faster"}'
 
 

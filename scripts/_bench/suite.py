@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import select
 import shlex
 import statistics
 import subprocess
@@ -13,16 +14,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from scripts import _measure
-from scripts._bench import report
 
 SLICE_SECS, DIRTY = 0.6, 0.1  # length of a slice; processor share of others that spoils it
+_FEWEST = 3  # clean slices, below which those of a side are counted that others disturbed
+ANSWER_SECS = 600.0  # in which a side must have started, or made its slice
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def measure(
     case: tuple[str, int, str], names: Sequence[str], *, rounds: int, checkouts: Mapping[str, str] = types.MappingProxyType({})
 ) -> list[dict[str, Any]]:
-    """One row for each side; one whose process ends, as for want of memory, is told of and left out.
+    """One row for each side; one whose process ends, as for want of memory, or hangs is told of and left out; none without the first.
 
     Args:
       case: workload, number of towers, source of the data.
@@ -32,14 +34,14 @@ def measure(
 
     Returns:
       rows with workload, towers, source, side, examples_per_sec (median of the clean slices), ratio to the first side and its quartiles
-      (round by round), start_secs, peak_mb, slices and clean.
+      (round by round), start_secs, peak_mb, slices, clean, and is_disturbed, where so few are clean that all count.
     """
     with contextlib.ExitStack() as stack:
         started = (stack.enter_context(_process(name, case, checkouts.get(name))) for name in names)
         children = _going(_going(started, _Child.start), _Child.calibrate)
         for _ in range(rounds):
             children = _going(children, _Child.slice)
-        rows = [_row(case, child, children[0]) for child in children]
+        rows = [_row(case, child, children[0]) for child in children] if children and children[0].name == names[0] else []
     for row in rows:
         with contextlib.suppress(ChildProcessError):  # then the start beside the others stands
             row['start_secs'] = _start_secs(row['side'], case, checkouts.get(row['side']))
@@ -84,10 +86,14 @@ class _Child:
 
     def _answer(self) -> dict[str, float]:
         assert self._process.stdout is not None
+        answers, _, _ = select.select([self._process.stdout], [], [], ANSWER_SECS)
+        if not answers:
+            self._process.kill()
         line = self._process.stdout.readline()
         if not line:
+            why = f'has ended with {self._process.wait()}' if answers else f'gave no answer in {ANSWER_SECS:g} s'
             command = shlex.join(map(str, self._process.args))  # type: ignore[arg-type]
-            raise ChildProcessError(f'{self.name} is left out: its process has ended with {self._process.wait()}; see why by: {command}')
+            raise ChildProcessError(f'{self.name} is left out: its process {why}; see why by: {command}')
         return json.loads(line)
 
 
@@ -131,7 +137,8 @@ def _start_secs(name: str, case: tuple[str, int, str], checkout: str | None) -> 
 
 def _row(case: tuple[str, int, str], child: _Child, base: _Child) -> dict[str, Any]:
     rounds = [place for place in range(len(child.rates)) if child.clean[place] and base.clean[place]]
-    if len(rounds) < report.FEWEST:  # the machine is busy all the time: all slices, which `clean` then tells
+    is_disturbed = len(rounds) < min(_FEWEST, len(child.rates))
+    if is_disturbed:  # the machine is busy all the time
         rounds = list(range(len(child.rates)))
     ratios = [child.rates[place] / base.rates[place] for place in rounds]
     low, middle, high = _measure.quartiles(ratios)
@@ -141,6 +148,7 @@ def _row(case: tuple[str, int, str], child: _Child, base: _Child) -> dict[str, A
         'towers': towers,
         'source': source,
         'side': child.name,
+        'base': base.name,
         'steps_per_sec': statistics.median(child.rates[place] for place in rounds),
         'ratio': middle,
         'low': low,
@@ -149,6 +157,7 @@ def _row(case: tuple[str, int, str], child: _Child, base: _Child) -> dict[str, A
         'peak_mb': child.peak_mb,
         'slices': len(child.rates),
         'clean': sum(child.clean),
+        'is_disturbed': is_disturbed,
     }
 
 
