@@ -8,14 +8,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import towers
 from scripts import _flags, _measure, _zoo
-from scripts._bench import running
+from scripts._bench import pipes, running
 from towers import config as config_lib
 
 _SLICE_SECS, _SETTLE_SECS, _START_SECS, _ANSWER_SECS = 9.0, 0.05, 300.0, 120.0
@@ -84,19 +83,14 @@ def _evaluator(argv: list[str]) -> Iterator[tuple[Callable[[str], None], int]]:
     """What tells an evaluator's process a word and waits until it has done so, and its number; it is gone after the `with` block."""
     command = [sys.executable, '-m', 'scripts._bench.evaluating', *argv[1:]]
     path = os.pathsep.join([_ROOT, os.environ.get('PYTHONPATH', '')])
-    pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE}
-    with subprocess.Popen(command, env={**os.environ, 'PYTHONPATH': path}, text=True, bufsize=1, **pipes) as process:
-        assert process.stdin is not None and process.stdout is not None
-        source, sink = process.stdout, process.stdin
+    ends = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE}
+    with subprocess.Popen(command, env={**os.environ, 'PYTHONPATH': path}, text=True, bufsize=1, **ends) as process:
+        assert process.stdin is not None
+        sink = process.stdin
 
         def answers(word: str, secs: float) -> None:
-            late = threading.Timer(secs, process.kill)
-            late.start()
-            try:
-                if source.readline().strip() != word:
-                    raise RuntimeError(f'The evaluator ended with {process.wait(_START_SECS)} in place of {word!r}; see above.')
-            finally:
-                late.cancel()
+            if (pipes.line(process, secs) or '').strip() != word:
+                raise RuntimeError(f'The evaluator ended with {process.wait(_START_SECS)} in place of {word!r}; see above.')
 
         def tell(word: str) -> None:
             sink.write(f'{word}\n')

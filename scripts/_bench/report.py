@@ -1,12 +1,12 @@
 """What was measured, as a table, a plot of characters, JSON lines, and against an earlier run."""
 
-import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from towers import errors
+from towers.run import writers
 
 Row = Mapping[str, Any]
 _KEY = ('workload', 'towers', 'source', 'side', 'base')
@@ -43,7 +43,8 @@ class Out:
     """
 
     def __init__(self, path: str | None) -> None:
-        self._path, self._kept, self._reason = path, list[Row](), ''
+        self._path, self._lines = path, writers.JsonLines(path) if path else None
+        self._kept, self._error = list[Row](), OSError()
         try:
             if path:
                 open(path, 'a').close()
@@ -51,19 +52,15 @@ class Out:
             raise ValueError(f'--out={path} can not be written ({error.strerror}); give a file in a folder that is there.') from None
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Appends the rows, all of them or none."""
-        if not self._path:
+        """Appends the rows in order, as far as they can be written."""
+        if self._lines is None:
             return
         self._kept += rows
-        size = os.stat(self._path).st_size
-        try:
-            with open(self._path, 'a') as file:
-                file.writelines(json.dumps(row) + '\n' for row in self._kept)
-            self._kept = []
-        except OSError as error:
-            self._reason = error.strerror
-            with contextlib.suppress(OSError):  # what is no regular file
-                os.truncate(self._path, size)
+        while self._kept:
+            if error := self._lines.append(self._kept[0]):
+                self._error = error
+                return
+            del self._kept[0]
 
     def close(self) -> None:
         """Ends the writing.
@@ -71,8 +68,11 @@ class Out:
         Raises:
           NotWritten: rows are left that could not be written.
         """
+        if self._lines is not None:
+            self._lines.close()
         if self._kept:
-            raise errors.NotWritten(f'{self._path} lacks the last {len(self._kept)} rows ({self._reason}); the tables above hold them.')
+            reason = self._error.strerror or self._error
+            raise errors.NotWritten(f'{self._path} lacks the last {len(self._kept)} rows ({reason}); the tables above hold them.')
 
 
 def read(path: str) -> list[Row]:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import select
 import shlex
 import statistics
 import subprocess
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from scripts import _measure
+from scripts._bench import pipes
 
 SLICE_SECS, DIRTY = 0.6, 0.1  # length of a slice; processor share of others that spoils it
 _FEWEST = 3  # clean slices, below which those of a side are counted that others disturbed
@@ -85,13 +85,9 @@ class _Child:
         return answer['secs']
 
     def _answer(self) -> dict[str, float]:
-        assert self._process.stdout is not None
-        answers, _, _ = select.select([self._process.stdout], [], [], ANSWER_SECS)
-        if not answers:
-            self._process.kill()
-        line = self._process.stdout.readline()
+        line = pipes.line(self._process, ANSWER_SECS)
         if not line:
-            why = f'has ended with {self._process.wait()}' if answers else f'gave no answer in {ANSWER_SECS:g} s'
+            why = f'gave no answer in {ANSWER_SECS:g} s' if line is None else f'has ended with {self._process.wait()}'
             command = shlex.join(map(str, self._process.args))  # type: ignore[arg-type]
             raise ChildProcessError(f'{self.name} is left out: its process {why}; see why by: {command}')
         return json.loads(line)
@@ -113,8 +109,8 @@ def _going(children: Iterable[_Child], work: Callable[[_Child], None]) -> list[_
 @contextlib.contextmanager
 def _process(name: str, case: tuple[str, int, str], checkout: str | None) -> Iterator[_Child]:
     command = [sys.executable, '-m', 'scripts._bench.child', name, *map(str, case), *([checkout] if checkout else [])]
-    pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'stderr': subprocess.DEVNULL}
-    with subprocess.Popen(command, cwd=_ROOT, text=True, **pipes) as process:  # type: ignore[call-overload]
+    ends = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'stderr': subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=_ROOT, text=True, **ends) as process:  # type: ignore[call-overload]
         try:
             yield _Child(name, process)
         finally:

@@ -122,8 +122,12 @@ class JsonLines:
         self._file: Any = None
         self._warned = False
 
-    def append(self, values: Mapping[str, Any]) -> None:
-        """Appends one object of numbers, strings, None and arrays; a number that is not finite becomes null."""
+    def append(self, values: Mapping[str, Any]) -> OSError | None:
+        """Appends one object of numbers, strings, None and arrays; a number that is not finite becomes null.
+
+        Returns:
+          what kept it from being written; None where it was
+        """
         line = json.dumps({name: _plain(value) for name, value in values.items()}, allow_nan=False)
         try:
             self._file = self._file or self._open()
@@ -131,6 +135,8 @@ class JsonLines:
         except OSError as error:
             self._warned = _warn(error, self._path, self._warned)
             self.close()
+            return error
+        return None
 
     def cut(self, step: int) -> None:
         """Drops the rows at the end that are of steps after `step`, which will be made again, and what is no whole row.
